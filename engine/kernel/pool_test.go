@@ -22,6 +22,9 @@ func product(threads int, m *Matrix, x Mat, first, n int) []float32 {
 
 func wantSame(t *testing.T, what string, got, want []float32) {
 	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d values, want %d", what, len(got), len(want))
+	}
 	for i := range want {
 		if !same(got[i], want[i]) {
 			t.Errorf("%s: value %d is %x, want %x", what, i, got[i], want[i])
@@ -42,7 +45,7 @@ func TestRowsAndThreadsDoNotChangeABit(t *testing.T) {
 			for _, threads := range []int{1, 2, 5} {
 				first := rng.IntN(64 - rows + 1)
 				got := product(threads, m, x, first, rows)
-				wantSame(t, fmt.Sprintf("%v, %d rows from %d, %d threads", f, rows, first, threads), got, all[first*m.Rows:])
+				wantSame(t, fmt.Sprintf("%v, %d rows from %d, %d threads", f, rows, first, threads), got, all[first*m.Rows:][:rows*m.Rows])
 			}
 		}
 	}
