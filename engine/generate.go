@@ -1,0 +1,157 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"deltafin/engine/k3"
+	"deltafin/engine/kernel"
+	"deltafin/prefill"
+)
+
+// Request is one greedy generation.
+type Request struct {
+	Prompt []int // tokens to feed first; at least one
+	MaxNew int   // most tokens to generate
+	Stop   []int // tokens that end the text; they are not part of it
+
+	// Token, if set, receives each generated token; an error of it ends the
+	// generation and is returned.
+	Token func(id int) error
+	// Progress, if set, is called during the prompt, see [Session.Feed].
+	Progress func(done, of int)
+}
+
+// FinishReason says why a generation ended.
+type FinishReason string
+
+// The reasons.
+const (
+	FinishStop      FinishReason = "stop"      // a stop token was chosen
+	FinishLength    FinishReason = "length"    // MaxNew or the context is exhausted
+	FinishCancelled FinishReason = "cancelled" // the context was cancelled
+)
+
+// Result is what a generation gave, complete also when it was cancelled.
+type Result struct {
+	IDs    []int // without the stop token
+	Finish FinishReason
+	// LogitsSHA256 is over the little-endian bits of the logits rows that chose each
+	// token, that of the stop token included.
+	LogitsSHA256 string
+	Stats        Stats
+}
+
+// Stats are the measurements of one generation. Expert bytes are those of all its
+// passes, prompt and decode: Read + Resident - Wasted == Union.
+type Stats struct {
+	PromptTokens   int     `json:"prompt_tokens"`
+	NewTokens      int     `json:"new_tokens"`
+	PrefillSeconds float64 `json:"prefill_seconds"` // to the first token
+	DecodeSeconds  float64 `json:"decode_seconds"`  // of the tokens after the first
+	LayerPasses    int64   `json:"layer_passes"`    // of the prompt
+	ExpertUnion    int64   `json:"expert_bytes_union"`
+	ExpertRead     int64   `json:"expert_bytes_read"`
+	ExpertResident int64   `json:"expert_bytes_resident"`
+	ExpertAhead    int64   `json:"expert_bytes_ahead"`
+	ExpertWasted   int64   `json:"expert_bytes_wasted"`
+	PeakRSS        int64   `json:"peak_rss_bytes"`
+	PrefillParts   Parts   `json:"prefill_parts_seconds"`
+	DecodeParts    Parts   `json:"decode_parts_seconds"`
+}
+
+// Parts is the wall-clock time of each component, in seconds. Experts includes
+// waiting for their bytes.
+type Parts struct {
+	Embed   float64 `json:"embed"`
+	Mix     float64 `json:"mix"`
+	KDA     float64 `json:"kda"`
+	MLA     float64 `json:"mla"`
+	Dense   float64 `json:"dense"`
+	Router  float64 `json:"router"`
+	Experts float64 `json:"experts"`
+	Shared  float64 `json:"shared"`
+	Head    float64 `json:"head"`
+}
+
+func parts(t k3.Times) Parts {
+	return Parts{
+		t.Embed.Seconds(), t.Mix.Seconds(), t.KDA.Seconds(), t.MLA.Seconds(), t.Dense.Seconds(),
+		t.Router.Seconds(), t.Experts.Seconds(), t.Shared.Seconds(), t.Head.Seconds(),
+	}
+}
+
+// PrefillRate and DecodeRate are in tokens per second, 0 where nothing was timed.
+func (s Stats) PrefillRate() float64 { return rate(s.PromptTokens, s.PrefillSeconds) }
+
+// DecodeRate counts the tokens after the first: that one came from the prompt's pass.
+func (s Stats) DecodeRate() float64 { return rate(s.NewTokens-1, s.DecodeSeconds) }
+
+func rate(n int, seconds float64) float64 {
+	if n <= 0 || seconds <= 0 {
+		return 0
+	}
+	return float64(n) / seconds
+}
+
+// Generate feeds the prompt and then, token by token, what the model finds most
+// likely (the lowest id among equals). The model's own choice is the only one there
+// is: a draft, if one runs, can only make it come sooner.
+func (s *Session) Generate(ctx context.Context, r Request) (Result, error) {
+	m := &s.engine.model
+	counters, times, began := m.Counters(), m.Times(), time.Now()
+	hash := sha256.New()
+	res := Result{Finish: FinishLength}
+	finish := func(err error) (Result, error) {
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			res.Finish, err = FinishCancelled, nil
+		}
+		res.LogitsSHA256 = hex.EncodeToString(hash.Sum(nil))
+		st := &res.Stats
+		st.PromptTokens, st.NewTokens, st.PeakRSS = len(r.Prompt), len(res.IDs), peakRSS()
+		st.setExperts(m.Counters().Sub(counters))
+		return res, err
+	}
+
+	logits, err := s.Feed(ctx, r.Prompt, r.Progress)
+	st := &res.Stats
+	st.PrefillSeconds = time.Since(began).Seconds()
+	st.LayerPasses = m.Counters().LayerPasses - counters.LayerPasses
+	st.PrefillParts = parts(m.Times().Sub(times))
+	if err != nil {
+		return finish(err)
+	}
+	began, times = time.Now(), m.Times()
+	for len(res.IDs) < r.MaxNew {
+		hash.Write(kernel.AsBytes(logits))
+		id := kernel.ArgMax(logits)
+		if slices.Contains(r.Stop, id) {
+			res.Finish = FinishStop
+			break
+		}
+		res.IDs = append(res.IDs, id)
+		if r.Token != nil {
+			if err := r.Token(id); err != nil {
+				return finish(fmt.Errorf("token %d: %w", id, err))
+			}
+		}
+		if len(res.IDs) == r.MaxNew || s.Position() == s.engine.Config().MaxPositions {
+			break
+		}
+		if logits, err = s.Feed(ctx, []int{id}, nil); err != nil {
+			break
+		}
+	}
+	st.DecodeSeconds = time.Since(began).Seconds()
+	st.DecodeParts = parts(m.Times().Sub(times))
+	return finish(err)
+}
+
+func (st *Stats) setExperts(c prefill.Counters) {
+	st.ExpertUnion, st.ExpertRead, st.ExpertResident, st.ExpertAhead, st.ExpertWasted = c.Union, c.Read, c.Resident, c.Ahead, c.Wasted
+}

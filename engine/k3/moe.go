@@ -1,0 +1,137 @@
+package k3
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"deltafin/engine/kernel"
+	"deltafin/prefill"
+)
+
+// MoE is the dense part of a latent mixture of experts (spec B.2, C.11).
+type MoE struct {
+	Router *kernel.Matrix // gate [experts][hidden]
+	Bias   []float32      // e_score_correction_bias [experts], for the choice only
+	Down   *kernel.Matrix // routed_expert_down_proj [latent][hidden]
+	Norm   []float32      // routed_expert_norm [latent]; nil without latent_moe_use_norm
+	Up     *kernel.Matrix // routed_expert_up_proj [hidden][latent]
+	Shared MLP
+}
+
+// moe is out = Up(norm(sum of w[e] * expert[e](Down x))) + shared(x).
+func (m *Model) moe(ctx context.Context, out, x kernel.Mat, l int, w *MoE) error {
+	c, last := m.Config, time.Now()
+	rows := x.Rows
+	score, z := m.arena.mat(rows, c.Experts), m.arena.mat(rows, c.Latent)
+	m.Pool.MatMul(kernel.Job{Y: score, X: x, W: w.Router}, kernel.Job{Y: z, X: x, W: w.Down})
+	ids, weights := m.route(score, w.Bias)
+	if m.ObserveRoutes != nil {
+		m.ObserveRoutes(l, ids, weights)
+	}
+	clock(&m.times.Router, &last)
+
+	sum := m.arena.mat(rows, c.Latent)
+	clear(sum.Data)
+	if err := m.routed(ctx, sum, z, l, ids, weights); err != nil {
+		return err
+	}
+	clock(&m.times.Experts, &last)
+
+	if w.Norm != nil {
+		m.Pool.RunCost(rows, 4*c.Latent, func(_ *kernel.Scratch, r int) { kernel.RMSNorm(sum.Row(r), sum.Row(r), w.Norm, c.Eps) })
+	}
+	shared := m.arena.mat(rows, out.Cols)
+	m.mlp(shared, x, &w.Shared)
+	m.Pool.MatMul(kernel.Job{Y: out, X: sum, W: w.Up})
+	m.Pool.RunCost(rows, out.Cols, func(_ *kernel.Scratch, r int) { kernel.Add(out.Row(r), out.Row(r), shared.Row(r)) })
+	clock(&m.times.Shared, &last)
+	return nil
+}
+
+// route turns router logits into the chosen experts of every row, ascending, and
+// their weights (spec C.11 steps 1-3): the topK highest sigmoid scores after the
+// bias, the lower id first among equals; weights from the unbiased scores.
+func (m *Model) route(score kernel.Mat, bias []float32) (ids []int32, weights []float32) {
+	c := m.Config
+	ids, weights = make([]int32, score.Rows*c.TopK), make([]float32, score.Rows*c.TopK)
+	m.Pool.RunCost(score.Rows, 32*c.Experts, func(_ *kernel.Scratch, r int) {
+		s := score.Row(r)
+		kernel.Sigmoid(s, s)
+		chosen := ids[r*c.TopK:][:c.TopK]
+		biased := make([]float32, len(s))
+		kernel.Add(biased, s, bias)
+		top(chosen, biased)
+		w := weights[r*c.TopK:][:c.TopK]
+		for j, e := range chosen {
+			w[j] = s[e]
+		}
+		kernel.Weights(w, w, c.Renormalize && c.TopK > 1, c.RoutedScale)
+	})
+	return ids, weights
+}
+
+// top writes the indices of the len(dst) largest scores to dst, ascending. Among
+// equal scores the lower index wins.
+func top(dst []int32, score []float32) {
+	n := 0
+	for e, s := range score {
+		// dst[:n] is in order of rank; a later index never passes an equal score.
+		i := n
+		for i > 0 && s > score[dst[i-1]] {
+			i--
+		}
+		if i == len(dst) {
+			continue
+		}
+		n = min(n+1, len(dst))
+		copy(dst[i+1:n], dst[i:n-1])
+		dst[i] = int32(e)
+	}
+	slices.Sort(dst)
+}
+
+// routed adds the routed experts of every row to sum, each expert of the union
+// streamed once and applied to all its rows, in ascending id.
+func (m *Model) routed(ctx context.Context, sum, z kernel.Mat, l int, ids []int32, weights []float32) error {
+	c := m.Config
+	groups := prefill.Plan(ids, c.TopK, c.Experts)
+	union := make([]int32, len(groups))
+	most := 0
+	for i, g := range groups {
+		union[i], most = g.Expert, max(most, len(g.Rows))
+	}
+	gate, up, y := m.arena.mat(most, c.MoEInter), m.arena.mat(most, c.MoEInter), m.arena.mat(most, c.Latent)
+	return m.Experts.Stream(ctx, l, union, func(i int, e *Expert) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		step := len(groups[i].Rows)
+		if !expertBatch.On() {
+			step = 1
+		}
+		for rows, slots := range zipChunks(groups[i].Rows, groups[i].Slots, step) {
+			n := len(rows)
+			g, u, d := gate.Slice(0, n), up.Slice(0, n), y.Slice(0, n)
+			m.Pool.MatMul(kernel.Job{Y: g, X: z, W: &e.Gate, Index: rows}, kernel.Job{Y: u, X: z, W: &e.Up, Index: rows})
+			m.situ(g, u)
+			m.Pool.MatMul(kernel.Job{Y: d, X: g, W: &e.Down})
+			m.Pool.RunCost(n, c.Latent, func(_ *kernel.Scratch, j int) {
+				kernel.Axpy(sum.Row(int(rows[j])), d.Row(j), weights[slots[j]])
+			})
+		}
+		return nil
+	})
+}
+
+// zipChunks yields matching runs of at most n elements of a and b.
+func zipChunks(a, b []int32, n int) func(yield func(a, b []int32) bool) {
+	return func(yield func(a, b []int32) bool) {
+		for lo := 0; lo < len(a); lo += n {
+			hi := min(lo+n, len(a))
+			if !yield(a[lo:hi], b[lo:hi]) {
+				return
+			}
+		}
+	}
+}

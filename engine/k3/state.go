@@ -1,0 +1,84 @@
+package k3
+
+import (
+	"fmt"
+
+	"deltafin/engine/checkpoint"
+	"deltafin/engine/kernel"
+)
+
+// State is what a sequence keeps between passes (spec C.12): per KDA layer the
+// recurrent matrices and the convolution tail, per MLA layer the latent cache.
+type State struct {
+	pos    int // committed positions
+	held   int // rows of a pass that is not committed yet
+	config *checkpoint.Config
+	kda    []kdaState
+	mla    []mlaState
+}
+
+// NewState returns the state before the first token.
+func NewState(c *checkpoint.Config) *State {
+	st := &State{config: c, kda: make([]kdaState, c.Layers), mla: make([]mlaState, c.Layers)}
+	for l := range c.Layers {
+		if c.MLA[l] {
+			st.mla[l] = mlaState{kernel.NewMat(0, c.KVLora), kernel.NewMat(0, c.Rope)}
+			continue
+		}
+		k := &st.kda[l]
+		k.s = kernel.Floats(c.KDAHeads * c.KDADim * stateStride(c.KDADim))
+		for s := range k.tail {
+			for range c.ConvKernel - 1 {
+				k.tail[s] = append(k.tail[s], make([]float32, c.KDAHeads*c.KDADim))
+			}
+		}
+	}
+	return st
+}
+
+// Position is the number of committed tokens.
+func (st *State) Position() int { return st.pos }
+
+// Fork returns an independent copy. It panics if a pass is not committed.
+func (st *State) Fork() *State {
+	if st.held > 0 {
+		panic("k3: fork of a state with an uncommitted pass")
+	}
+	f := &State{pos: st.pos, config: st.config, kda: make([]kdaState, len(st.kda)), mla: make([]mlaState, len(st.mla))}
+	for l := range st.kda {
+		f.kda[l] = kdaState{s: append(kernel.Floats(0), st.kda[l].s...), tail: st.kda[l].tail} // tail vectors are never written to
+		f.mla[l] = st.mla[l]
+		f.mla[l].latent.Data = append([]float32(nil), st.mla[l].latent.Data...)
+		f.mla[l].key.Data = append([]float32(nil), st.mla[l].key.Data...)
+	}
+	return f
+}
+
+// Bytes is the memory that the state occupies.
+func (st *State) Bytes() int64 {
+	n := 0
+	for l := range st.kda {
+		n += len(st.kda[l].s) + len(st.mla[l].latent.Data) + len(st.mla[l].key.Data)
+		for _, t := range st.kda[l].tail {
+			n += len(t) * st.config.KDAHeads * st.config.KDADim
+		}
+	}
+	return 4 * int64(n)
+}
+
+// Commit keeps the first n rows of the held pass and forgets the rest. The state
+// is then, bit for bit, that of a pass over those n rows alone.
+func (m *Model) Commit(st *State, n int) error {
+	if n < 0 || n > st.held {
+		return fmt.Errorf("commit of %d rows: %d are held", n, st.held)
+	}
+	for l := range st.kda {
+		if st.config.MLA[l] {
+			st.mla[l].truncate(st.pos + n)
+		} else {
+			st.kda[l].commit(m.Pool, st.config.KDAHeads, st.config.KDADim, n)
+		}
+	}
+	st.pos, st.held = st.pos+n, 0
+	return nil
+}
