@@ -11,10 +11,13 @@ import (
 	"deltafin/golden"
 )
 
-// Bounds of the two number types against the float64 oracle. In float64 only the order
-// of additions differs. In float32 the random tiny models amplify rounding from layer to
-// layer (the float32 oracle itself reaches 6e-4 on tiny-a's generated rows).
-var bound64 = map[string]float64{"tiny-a": 1e-9, "tiny-b": 1e-9, "nano": 1e-9}
+// Bounds on the logits against the float64 oracle, on every row that chooses a token. In
+// float64 only the order of additions differs, and the frozen numbers are cut at 7e-12.
+// In float32 the random tiny models amplify rounding from layer to layer: the float32
+// oracle itself reaches 6.4e-4 on tiny-a, 3.0e-4 on tiny-b and 2.0e-5 on nano.
+const bound64 = 1e-10
+
+var bound32 = map[string]float64{"tiny-a": 1e-3, "tiny-b": 5e-4, "nano": 5e-5}
 
 var (
 	loads   = map[string]func() (*Model[float64], error){}
@@ -55,25 +58,10 @@ func cases(t *testing.T, set string) []golden.Case {
 	return c
 }
 
-// sample are the cases that are run through the slow model: all tiny ones, and nano's
-// short prompts with the two whose margins are smallest.
-func sample(t *testing.T, set string) []golden.Case {
-	if set != "nano" {
-		return cases(t, set)
-	}
-	var s []golden.Case
-	for _, c := range cases(t, set) {
-		if slices.Contains([]string{"france", "planet", "saturn", "finance", "zh-capital", "story", "chat-plain", "chat-think"}, c.Name) {
-			s = append(s, c)
-		}
-	}
-	return s
-}
-
 func TestFloat64ModelEqualsTheOracle(t *testing.T) {
 	for _, set := range golden.Sets {
 		m := model64(t, set)
-		for _, c := range sample(t, set) {
+		for _, c := range cases(t, set) {
 			t.Run(c.Key(), func(t *testing.T) {
 				t.Parallel()
 				tokens, rows, routes := greedy(t, m, c)
@@ -84,8 +72,8 @@ func TestFloat64ModelEqualsTheOracle(t *testing.T) {
 				for j, row := range rows {
 					worst = max(worst, maxAbs(row, c.Rows64[j]))
 				}
-				if worst > bound64[set] {
-					t.Errorf("logits are off by %.1e, bound %.0e", worst, bound64[set])
+				if worst > bound64 {
+					t.Errorf("logits are off by %.1e, bound %.0e", worst, bound64)
 				}
 				t.Logf("float64 error %.1e", worst)
 				checkRoutes(t, routes, c, 1e-9)
@@ -94,23 +82,27 @@ func TestFloat64ModelEqualsTheOracle(t *testing.T) {
 	}
 }
 
+// Float64 over every case has shown the tokens right; float32 is about rounding, which
+// the short prompts show as well as the long ones.
 func TestFloat32ModelErrsLikeTheFloat32Oracle(t *testing.T) {
 	for _, set := range golden.Sets {
 		m := model32(t, set)
-		for _, c := range sample(t, set) {
+		for _, c := range cases(t, set) {
+			if len(c.PromptIDs) > 150 {
+				continue
+			}
 			t.Run(c.Key(), func(t *testing.T) {
 				t.Parallel()
 				tokens, rows, routes := greedy(t, m, c)
 				if !slices.Equal(tokens, c.Greedy) {
 					t.Errorf("greedy tokens %v, oracle %v", tokens, c.Greedy)
 				}
-				bound := map[string]float64{"tiny-a": 2e-3, "tiny-b": 1e-3, "nano": 1e-4}[set]
 				worst := 0.0
 				for j, row := range rows {
 					worst = max(worst, maxAbs(row, c.Rows64[j]))
 				}
-				if worst > bound {
-					t.Errorf("logits are off by %.1e, bound %.0e", worst, bound)
+				if worst > bound32[set] {
+					t.Errorf("logits are off by %.1e, bound %.0e", worst, bound32[set])
 				}
 				t.Logf("float32 error %.1e here, %.1e the float32 oracle", worst, slices.Max(c.Err32))
 				checkRoutes(t, routes, c, 1e-5)
@@ -447,4 +439,3 @@ func maxAbsRows[F Float](a [][]F, b [][]float64) float64 {
 func sameSet(a, b []int) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
-
