@@ -159,6 +159,15 @@ func TestDamageIsFoundWhenACheckpointIsOpened(t *testing.T) {
 		{"vision tensor in the index only", func(d *checkpointtest.Dir) { d.DropFromShard("vision.x") }, []string{shard2 + ": does not hold tensor vision.x"}},
 		{"dense tensor in the wrong shard", func(d *checkpointtest.Dir) { d.SetIndex(gate, shard3) }, []string{shard2 + ": holds tensor " + gate + ", which the index puts into " + shard3}},
 		{"vision tensor in the wrong shard", func(d *checkpointtest.Dir) { d.SetIndex("vision.x", shard3) }, []string{shard2 + ": holds tensor vision.x, which the index puts into " + shard3}},
+		{"whole expert in the wrong shard", func(d *checkpointtest.Dir) {
+			for _, part := range partNames {
+				d.SetIndex(expert+part, shard3)
+			}
+		}, []string{shard2 + ": holds tensor " + expert + "w1.weight_packed, which the index puts into " + shard3}},
+		{"unknown tensor in a shard only", func(d *checkpointtest.Dir) {
+			d.Add(shard2, layer+"mlp.bias", "F32", 1)
+			d.DropFromIndex(layer + "mlp.bias")
+		}, []string{shard2 + ": tensor " + layer + "mlp.bias is not part"}},
 		{"unknown tensor", func(d *checkpointtest.Dir) { d.Add(shard2, layer+"mlp.bias", "F32", 1) }, []string{layer + "mlp.bias is not part"}},
 		{"shape", func(d *checkpointtest.Dir) { d.SetShape(gate, 128, 16) }, []string{gate + " is BF16 [128 16], expected BF16 [16 128]"}},
 		{"rank", func(d *checkpointtest.Dir) { d.SetShape(layer+"mlp_res_proj.weight", 128) }, []string{"mlp_res_proj.weight is BF16 [128], expected BF16 [1 128]"}},
