@@ -84,8 +84,8 @@ func (a *Attention) segment(acc, q, qr Mat, lo, hi int, s *Scratch) partial {
 		n := min(blockLen, hi-b)
 		lat := FloatMatrix(n, a.Latent.Cols, a.Latent.Stride, a.Latent.Data[b*a.Latent.Stride:])
 		key := FloatMatrix(n, a.Key.Cols, a.Key.Stride, a.Key.Data[b*a.Key.Stride:])
-		k.gemm(sa[:], blockLen, &lat, 0, n, q.Data, q.Stride, q.Rows, s)
-		k.gemm(sb[:], blockLen, &key, 0, n, qr.Data, qr.Stride, qr.Rows, s)
+		k.gemm(sa[:], blockLen, &lat, 0, n, &acts{data: q.Data, stride: q.Stride, rows: q.Rows}, s)
+		k.gemm(sb[:], blockLen, &key, 0, n, &acts{data: qr.Data, stride: qr.Stride, rows: qr.Rows}, s)
 		for h := range acc.Rows {
 			p := sa[h*blockLen:][:n]
 			k.add(p, p, sb[h*blockLen:][:n])

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	"math"
 	"sync/atomic"
 )
 
@@ -33,9 +34,39 @@ type primitives struct {
 	// y (stride ys, w.Cols values) and x (stride xs, w.Rows values).
 	chain func(y []float32, ys int, w *Matrix, x []float32, xs, rows int, scratch *Scratch)
 
-	// gemm: y[r*ys+o-lo] = dot(w row o, x row r) for lo <= o < hi and rows rows of x (stride
-	// xs, w.Stride values, in the order of mxPlace if w is MXFP4).
-	gemm func(y []float32, ys int, w *Matrix, lo, hi int, x []float32, xs, rows int, scratch *Scratch)
+	// pack writes x, whole blocks, to dst in the order of mxPlace.
+	pack func(dst, x []float32) span
+
+	// gemm: y[r*ys+o-lo] = dot(w row o, x row r) for lo <= o < hi and all rows of x, which
+	// are w.Stride values, in the order of mxPlace if w is MXFP4.
+	gemm func(y []float32, ys int, w *Matrix, lo, hi int, x *acts, scratch *Scratch)
+}
+
+// acts are the activations of a gemm: rows rows, stride values apart.
+type acts struct {
+	data         []float32
+	stride, rows int
+	span         span // of all rows, if packed for MXFP4
+}
+
+// span is the range of magnitudes of some values, as bits: the least that is not
+// zero (all ones if there is none) and the greatest, which tells infinities and NaNs.
+type span struct{ least, most uint32 }
+
+var noSpan = span{least: math.MaxUint32}
+
+func (s span) union(t span) span { return span{min(s.least, t.least), max(s.most, t.most)} }
+
+func spanOf(x []float32) span {
+	s := noSpan
+	for _, v := range x {
+		b := math.Float32bits(v) &^ (1 << 31)
+		s.most = max(s.most, b)
+		if b != 0 {
+			s.least = min(s.least, b)
+		}
+	}
+	return s
 }
 
 // Scratch is a worker's private memory; buf grows to what a kernel asks for.
@@ -60,13 +91,17 @@ var portable = primitives{
 			defChain(y[r*ys:][:w.Cols], w, x[r*xs:][:w.Rows])
 		}
 	},
+	pack: func(dst, x []float32) span {
+		permute(dst, x)
+		return spanOf(x)
+	},
 	gemm: defGemm,
 }
 
-func defGemm(y []float32, ys int, w *Matrix, lo, hi int, x []float32, xs, rows int, _ *Scratch) {
+func defGemm(y []float32, ys int, w *Matrix, lo, hi int, x *acts, _ *Scratch) {
 	b, k := w.rowBytes(), w.Stride/Lane32
-	for r := range rows {
-		xr := x[r*xs:][:w.Stride]
+	for r := range x.rows {
+		xr := x.data[r*x.stride:][:w.Stride]
 		for o := lo; o < hi; o++ {
 			row := w.Data[o*b:][:b]
 			var v float32
@@ -88,7 +123,7 @@ var implementations = []*primitives{&portable}
 
 var active atomic.Pointer[primitives]
 
-func init() { active.Store(implementations[len(implementations)-1]) }
+func init() { active.Store(&portable) }
 
 // Implementations names the forms of the kernels that can run here, best last.
 func Implementations() []string {

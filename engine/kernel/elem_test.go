@@ -95,11 +95,23 @@ func TestElementwiseSpecialValues(t *testing.T) {
 		f       func(dst, x []float32)
 		x, want float32
 	}{
-		{"exp", Exp, 0, 1}, {"exp", Exp, zero, 1},
-		{"exp", Exp, inf, inf}, {"exp", Exp, -inf, 0}, {"exp", Exp, nan, nan},
-		{"exp", Exp, 88.72284, inf}, {"exp", Exp, -103.97208, math.SmallestNonzeroFloat32}, {"exp", Exp, -104, 0},
-		{"sigmoid", Sigmoid, 0, .5}, {"sigmoid", Sigmoid, inf, 1}, {"sigmoid", Sigmoid, -inf, 0}, {"sigmoid", Sigmoid, nan, nan},
-		{"tanh", Tanh, 0, 0}, {"tanh", Tanh, zero, zero}, {"tanh", Tanh, inf, 1}, {"tanh", Tanh, -inf, -1}, {"tanh", Tanh, nan, nan},
+		{"exp", Exp, 0, 1},
+		{"exp", Exp, zero, 1},
+		{"exp", Exp, inf, inf},
+		{"exp", Exp, -inf, 0},
+		{"exp", Exp, nan, nan},
+		{"exp", Exp, 88.72284, inf},
+		{"exp", Exp, -103.97208, math.SmallestNonzeroFloat32},
+		{"exp", Exp, -104, 0},
+		{"sigmoid", Sigmoid, 0, .5},
+		{"sigmoid", Sigmoid, inf, 1},
+		{"sigmoid", Sigmoid, -inf, 0},
+		{"sigmoid", Sigmoid, nan, nan},
+		{"tanh", Tanh, 0, 0},
+		{"tanh", Tanh, zero, zero},
+		{"tanh", Tanh, inf, 1},
+		{"tanh", Tanh, -inf, -1},
+		{"tanh", Tanh, nan, nan},
 	} {
 		y := []float32{0}
 		c.f(y, []float32{c.x})

@@ -38,16 +38,15 @@ func (p *Pool) MatMul(jobs ...Job) {
 	k := active.Load()
 	p.RunCost(n, work/n, func(s *Scratch, i int) {
 		j, lo := &jobs[parts[i].job], parts[i].lo
-		x := packed[parts[i].job]
-		k.gemm(j.Y.Data[lo:], j.Y.Stride, j.W, lo, min(lo+outBlock, j.W.Rows), x.Data, x.Stride, j.Y.Rows, s)
+		k.gemm(j.Y.Data[lo:], j.Y.Stride, j.W, lo, min(lo+outBlock, j.W.Rows), &packed[parts[i].job], s)
 	})
 }
 
 // packAll returns for each job its activations as the kernels want them: rows
 // W.Stride long, gathered, and permuted for MXFP4. Rows that are so already are
 // used in place; consecutive jobs on the same rows share one copy.
-func (p *Pool) packAll(jobs []Job) []Mat {
-	packed := make([]Mat, len(jobs))
+func (p *Pool) packAll(jobs []Job) []acts {
+	packed := make([]acts, len(jobs))
 	inPlace := func(j *Job) bool {
 		return j.W.Format != MXFP4 && j.Index == nil && j.X.Cols == j.W.Stride
 	}
@@ -71,20 +70,24 @@ func (p *Pool) packAll(jobs []Job) []Mat {
 		switch {
 		case j.Y.Rows == 0:
 		case inPlace(j):
-			packed[i] = j.X
+			packed[i] = acts{data: j.X.Data, stride: j.X.Stride, rows: j.Y.Rows}
 		case shares(i):
 			packed[i] = packed[i-1]
 		default:
 			m := Mat{j.Y.Rows, j.W.Stride, j.W.Stride, buf[:j.Y.Rows*j.W.Stride]}
 			buf = buf[len(m.Data):]
-			packed[i] = m
+			spans := make([]span, m.Rows)
 			p.RunCost(m.Rows, m.Cols, func(_ *Scratch, r int) {
 				from := r
 				if j.Index != nil {
 					from = int(j.Index[r])
 				}
-				packRow(m.Row(r), j.X.Row(from), j.W.Format)
+				spans[r] = packRow(m.Row(r), j.X.Row(from), j.W.Format)
 			})
+			packed[i] = acts{data: m.Data, stride: m.Stride, rows: m.Rows, span: noSpan}
+			for _, t := range spans {
+				packed[i].span = packed[i].span.union(t)
+			}
 		}
 	}
 	return packed
@@ -95,18 +98,20 @@ func sameIndex(a, b []int32) bool {
 }
 
 // packRow writes x to dst with zeros behind it, permuted if f is MXFP4.
-func packRow(dst, x []float32, f Format) {
+func packRow(dst, x []float32, f Format) span {
 	if f != MXFP4 {
 		clear(dst[copy(dst, x):])
-		return
+		return noSpan
 	}
+	k := active.Load()
 	whole := len(x) &^ (Lane32 - 1)
-	permute(dst[:whole], x[:whole])
+	s := k.pack(dst[:whole], x[:whole])
 	if whole < len(x) {
 		var tail [Lane32]float32
 		copy(tail[:], x[whole:])
-		permute(dst[whole:], tail[:])
+		s = s.union(k.pack(dst[whole:], tail[:]))
 	}
+	return s
 }
 
 // Chain is a matrix product from the other side: Y[r][c] = fma(X[r][j], W[j][c], Y[r][c])
