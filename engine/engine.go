@@ -24,6 +24,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 
@@ -49,13 +50,18 @@ var assembly = opt.New("assembly", "use the processor's vector kernels instead o
 
 // Options are choices that change speed and memory, never a result.
 type Options struct {
-	Threads  int   // workers; 0 means one per processor
-	PassRows int   // most rows of a pass; 0 means DefaultPassRows
-	Memory   int64 // bytes that weights may take; 0 means three quarters of what the machine has available
+	Threads      int   // workers; 0 means one per processor
+	PassRows     int   // most rows of a pass; 0 means DefaultPassRows
+	Memory       int64 // bytes that weights may take; 0 means three quarters of what the machine has available
+	ExpertMemory int64 // bytes of experts that may stay in memory; 0 means what Memory leaves, negative none
 }
 
 // DefaultPassRows bounds the memory of a pass: a row takes about 1 MB at K3's size.
 const DefaultPassRows = 1024
+
+// ErrMemory is wrapped by Open's error when the model needs more memory than it may
+// use.
+var ErrMemory = errors.New("not enough memory")
 
 // Engine is an open checkpoint.
 type Engine struct {
@@ -91,14 +97,17 @@ func open(ctx context.Context, ck *checkpoint.Checkpoint, o Options) (*Engine, e
 	}
 	dense := spine.Bytes(ck)
 	if need := dense + ck.ExpertLayout().ExpertBytes; need > o.Memory {
-		return nil, fmt.Errorf("%s: the dense weights and one expert take %.1f GB, and %.1f GB of memory may be used: this version keeps dense weights in memory, so free some or use a larger machine", ck.Dir(), float64(need)/1e9, float64(o.Memory)/1e9)
+		return nil, fmt.Errorf("%s: %w: the dense weights and one expert take %.1f GB, and %.1f GB may be used: free some or use a larger machine", ck.Dir(), ErrMemory, float64(need)/1e9, float64(o.Memory)/1e9)
+	}
+	if o.ExpertMemory == 0 {
+		o.ExpertMemory = o.Memory - dense
 	}
 	s, err := spine.Load(ctx, ck)
 	if err != nil {
 		return nil, err
 	}
 	return &Engine{ck: ck, passRows: o.PassRows, model: k3.Model{
-		Config: ck.Config(), Spine: s, Experts: expert.NewSource(ck, o.Memory-dense), Pool: kernel.NewPool(o.Threads),
+		Config: ck.Config(), Spine: s, Experts: expert.NewSource(ck, o.ExpertMemory), Pool: kernel.NewPool(o.Threads),
 	}}, nil
 }
 

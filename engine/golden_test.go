@@ -34,7 +34,7 @@ func greedy(t *testing.T, e *Engine, c *golden.Case) [][]float32 {
 	return rows
 }
 
-func open_(t *testing.T, set string, o Options) *Engine {
+func openSet(t *testing.T, set string, o Options) *Engine {
 	t.Helper()
 	e, err := Open(context.Background(), golden.ModelDir(set), o)
 	if err != nil {
@@ -50,7 +50,7 @@ func TestGreedyTokensAndLogitsAreTheOracles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, set := range golden.Sets {
-		e := open_(t, set, Options{})
+		e := openSet(t, set, Options{})
 		cases, err := golden.Cases(set)
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,119 @@
+// Command deltafin runs the complete Kimi K3 model on the machine it is started on.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	"deltafin/engine"
+	"deltafin/engine/kernel"
+)
+
+// Exit codes, the same for every command.
+const (
+	exitFailed    = 1   // an operation failed: a read, a write
+	exitUsage     = 2   // a wrong flag, argument, prompt or token id
+	exitModel     = 3   // the checkpoint is missing, incomplete or damaged
+	exitResources = 4   // not enough memory or disk
+	exitCancelled = 130 // interrupted; what was produced until then stands
+)
+
+const exitCodes = `
+
+Exit codes: 0 done; 1 an operation failed; 2 wrong flag, argument or prompt; 3 the model is missing,
+incomplete or damaged; 4 not enough memory or disk; 130 interrupted.`
+
+// failure is an error that knows its exit code.
+type failure struct {
+	code int
+	err  error
+}
+
+func (f failure) Error() string { return f.err.Error() }
+func (f failure) Unwrap() error { return f.err }
+
+func usage(format string, args ...any) error { return failure{exitUsage, fmt.Errorf(format, args...)} }
+
+// streams are the process's standard streams, apart so that tests of a command can
+// see that data and remarks never mix.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+type cli struct {
+	Run     runCmd           `cmd:"" help:"Generate text from a prompt."`
+	Tokens  tokensCmd        `cmd:"" help:"Encode text to token ids, or decode ids to text."`
+	Version kong.VersionFlag `help:"Print the version, the processor's kernels, and exit."`
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-ctx.Done()
+		stop() // a second signal ends the process at once
+	}()
+	err := run(ctx, os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr})
+	if err != nil && !errors.Is(err, context.Canceled) {
+		fmt.Fprintf(os.Stderr, "deltafin: %v\n", err)
+	}
+	os.Exit(exitCode(err))
+}
+
+func exitCode(err error) int {
+	var f failure
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &f):
+		return f.code
+	case errors.Is(err, context.Canceled):
+		return exitCancelled
+	default:
+		return exitFailed
+	}
+}
+
+func run(ctx context.Context, args []string, std streams) error {
+	var c cli
+	exited := false
+	parser, err := kong.New(&c,
+		kong.Name("deltafin"),
+		kong.Description("Runs the complete Kimi K3 model, the same bits everywhere."+exitCodes),
+		kong.Vars{"version": version(), "rows": strconv.Itoa(engine.DefaultPassRows)},
+		kong.Writers(std.out, std.err),
+		kong.Exit(func(int) { exited = true }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.BindTo(ctx, (*context.Context)(nil)),
+		kong.Bind(std),
+	)
+	if err != nil {
+		return err
+	}
+	k, err := parser.Parse(args)
+	switch {
+	case exited: // --help or --version has printed
+		return nil
+	case err != nil:
+		return usage("%w: see deltafin --help", err)
+	}
+	return k.Run()
+}
+
+func version() string {
+	v := "devel"
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		v = info.Main.Version
+	}
+	return fmt.Sprintf("deltafin %s %s/%s %s, %s kernels", v, runtime.GOOS, runtime.GOARCH, runtime.Version(), kernel.Active())
+}

@@ -1,0 +1,218 @@
+package engine
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"deltafin/engine/kernel"
+	"deltafin/engine/opt"
+	"deltafin/golden"
+)
+
+var full = flag.Bool("full", false, "parity over every golden prompt instead of a few")
+
+// variation is one way to run that must not change a bit.
+type variation struct {
+	name    string
+	options Options
+	split   func(n int) []int // how the tokens are cut into passes; nil: all at once
+	setup   func() (undo func())
+	slow    bool // portable arithmetic: fewer prompts
+	run     func(t *testing.T, e *Engine, ids []int, split []int, from int) [][]float32
+}
+
+// replay feeds ids in passes of the given sizes and returns the logits rows of
+// positions from and later.
+func replay(t *testing.T, e *Engine, ids []int, split []int, from int) [][]float32 {
+	t.Helper()
+	s := e.NewSession()
+	var rows [][]float32
+	for _, n := range split {
+		got, err := s.Try(context.Background(), ids[:n])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range got {
+			if s.Position()+i >= from {
+				rows = append(rows, slices.Clone(got[i]))
+			}
+		}
+		if err := s.Keep(n); err != nil {
+			t.Fatal(err)
+		}
+		ids = ids[n:]
+	}
+	return rows
+}
+
+// wander gets to the same place by detours: it forks, feeds rubbish to the fork,
+// rolls rubbish back, keeps prefixes of what it tried, and abandons forks.
+func wander(t *testing.T, e *Engine, ids []int, _ []int, from int) [][]float32 {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(7, uint64(len(ids))))
+	ctx, s := context.Background(), e.NewSession()
+	var rows [][]float32
+	rubbish := func(n int) []int {
+		r := make([]int, n)
+		for i := range r {
+			r[i] = rng.IntN(e.Config().Vocab)
+		}
+		return r
+	}
+	for pos := 0; pos < len(ids); {
+		switch rng.IntN(4) {
+		case 0: // a fork that goes astray must not touch the original
+			f := s.Fork()
+			if _, err := f.Feed(ctx, rubbish(1+rng.IntN(5)), nil); err != nil {
+				t.Fatal(err)
+			}
+		case 1: // go on with the fork instead of the original
+			f := s.Fork()
+			if _, err := s.Feed(ctx, rubbish(3), nil); err != nil {
+				t.Fatal(err)
+			}
+			s = f
+		default: // the right tokens, then rubbish; only the right ones are kept
+			n := min(1+rng.IntN(9), len(ids)-pos)
+			got, err := s.Try(ctx, append(slices.Clone(ids[pos:pos+n]), rubbish(rng.IntN(4))...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			keep := rng.IntN(n + 1)
+			for i := range keep {
+				if pos+i >= from {
+					rows = append(rows, slices.Clone(got[i]))
+				}
+			}
+			if err := s.Keep(keep); err != nil {
+				t.Fatal(err)
+			}
+			pos += keep
+		}
+	}
+	return rows
+}
+
+func every(n int) func(int) []int {
+	return func(total int) (s []int) {
+		for ; total > n; total -= n {
+			s = append(s, n)
+		}
+		return append(s, total)
+	}
+}
+
+func random(seed uint64) func(int) []int {
+	return func(total int) (s []int) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		for total > 0 {
+			n := 1 + rng.IntN(min(total, 40))
+			s, total = append(s, n), total-n
+		}
+		return s
+	}
+}
+
+func off(names ...string) func() func() {
+	return func() func() {
+		for _, s := range opt.All() {
+			if slices.Contains(names, s.Name) {
+				s.Set(false)
+			}
+		}
+		return func() {
+			for _, s := range opt.All() {
+				s.Set(true)
+			}
+		}
+	}
+}
+
+func variations() []variation {
+	vs := []variation{
+		{name: "1 thread", options: Options{Threads: 1}},
+		{name: "2 threads", options: Options{Threads: 2}},
+		{name: "5 threads", options: Options{Threads: 5}},
+		{name: "1 row", split: every(1)},
+		{name: "2 rows", split: every(2)},
+		{name: "7 rows", split: every(7)},
+		{name: "64 rows", split: every(64)},
+		{name: "random rows 1", split: random(1)},
+		{name: "random rows 2", split: random(2), options: Options{Threads: 2}},
+		{name: "fork, roll back, replay", run: wander},
+		{name: "experts never kept", options: Options{ExpertMemory: -1}},
+		{name: "memory for 7 experts", options: Options{ExpertMemory: 7 * 80000}},
+	}
+	for _, name := range kernel.Implementations() {
+		vs = append(vs, variation{name: name + " kernels", slow: name == "portable", setup: func() func() {
+			before := kernel.Active()
+			if err := kernel.Use(name); err != nil {
+				panic(err)
+			}
+			return func() { _ = kernel.Use(before) }
+		}})
+	}
+	var all []string
+	for _, s := range opt.All() {
+		all = append(all, s.Name)
+		vs = append(vs, variation{name: s.Name + " off", setup: off(s.Name), slow: s.Name == "assembly"})
+	}
+	return append(vs, variation{name: "every switch off", setup: off(all...), slow: true, split: random(3)})
+}
+
+// TestParity runs the golden prompts and their continuations in every way that
+// must not matter and demands one hash, the frozen one.
+func TestParity(t *testing.T) {
+	hashes, err := golden.LoadHashes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	few := map[string]bool{"tiny-a/len17": true, "tiny-b/len64": true, "tiny-b/len5": true, "nano/france": true, "nano/chat-think": true}
+	quick := map[string]bool{"tiny-a/len5": true, "tiny-b/len17": true, "nano/planet": true}
+	for _, v := range variations() {
+		t.Run(v.name, func(t *testing.T) {
+			if v.setup != nil {
+				defer v.setup()()
+			}
+			if v.split == nil {
+				v.split = func(n int) []int { return []int{n} }
+			}
+			if v.run == nil {
+				v.run = replay
+			}
+			n := 0
+			for _, set := range golden.Sets {
+				e := openSet(t, set, v.options)
+				cases, err := golden.Cases(set)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, c := range cases {
+					want := few
+					if v.slow {
+						want = quick
+					}
+					if !want[c.Key()] && (!*full || v.slow) {
+						continue
+					}
+					n++
+					ids := append(slices.Clone(c.PromptIDs), c.Greedy[:len(c.Greedy)-1]...)
+					rows := v.run(t, e, ids, v.split(len(ids)), len(c.PromptIDs)-1)
+					if err := hashes.Check(c.Key(), golden.HashRows(rows)); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			if n == 0 {
+				t.Error("no prompt ran")
+			}
+			if *full {
+				fmt.Printf("parity %-28s %2d prompts, one hash each\n", v.name, n)
+			}
+		})
+	}
+}
