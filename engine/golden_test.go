@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"flag"
-	"fmt"
 	"math"
 	"testing"
 
@@ -68,7 +67,7 @@ func TestGreedyTokensAndLogitsAreTheOracles(t *testing.T) {
 					}
 					oracle = math.Max(oracle, c.Err32[i])
 				}
-				fmt.Printf("%-24s max |logit - float64 oracle| %.2e, of the float32 oracle %.2e\n", c.Key(), worst, oracle)
+				t.Logf("%-24s max |logit - float64 oracle| %.2e, of the float32 oracle %.2e", c.Key(), worst, oracle)
 				if worst > bound[set] {
 					t.Errorf("logits are off by %g, more than %g", worst, bound[set])
 				}

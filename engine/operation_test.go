@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -124,7 +123,7 @@ func TestEachOperationIsTheReferences(t *testing.T) {
 				}
 			}
 			for _, op := range []string{"mix before attention", "kda", "mla", "mix before mlp", "dense mlp", "moe", "stream"} {
-				fmt.Printf("%-12s %-22s max relative error %.1e\n", c.Key(), op, worst[op])
+				t.Logf("%-12s %-22s max relative error %.1e", c.Key(), op, worst[op])
 			}
 		})
 	}
@@ -204,7 +203,7 @@ func TestRoutesAreTheOracles(t *testing.T) {
 				}
 			}
 		}
-		fmt.Printf("%-8s %d routes equal the oracle's, %d too close to call\n", set, compared, close)
+		t.Logf("%-8s %d routes equal the oracle's, %d too close to call", set, compared, close)
 		if compared == 0 {
 			t.Errorf("%s: no route was compared", set)
 		}

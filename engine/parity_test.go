@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"flag"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -211,7 +210,7 @@ func TestParity(t *testing.T) {
 				t.Error("no prompt ran")
 			}
 			if *full {
-				fmt.Printf("parity %-28s %2d prompts, one hash each\n", v.name, n)
+				t.Logf("%-28s %2d prompts, one hash each", v.name, n)
 			}
 		})
 	}

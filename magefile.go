@@ -1,0 +1,221 @@
+//go:build mage
+
+// The project's tasks: `go tool mage -l` lists them. Each is one command that
+// works on a clean clone.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/magefile/mage/mg"
+)
+
+// Default is what plain `go tool mage` does.
+var Default = Verify
+
+// sh runs a command with its output shown.
+func sh(env []string, name string, args ...string) error {
+	c := exec.Command(name, args...)
+	c.Env, c.Stdout, c.Stderr = append(os.Environ(), env...), os.Stdout, os.Stderr
+	return c.Run()
+}
+
+// Build builds the command into ./deltafin.
+func Build() error { return sh(nil, "go", "build", "-trimpath", "-o", "deltafin", "./cmd/deltafin") }
+
+// Test runs every Go test.
+func Test() error { return sh(nil, "go", "test", "./...") }
+
+// Noasm runs the tests of the arithmetic and the golden prompts with the portable
+// definition alone, as processors without assembly run it.
+func Noasm() error {
+	return sh(nil, "go", "test", "-tags", "noasm", "-short", "./engine/kernel/...", "./engine/k3/...")
+}
+
+// Scenarios runs the command's scenarios in testscripts.
+func Scenarios() error { return sh(nil, "go", "test", "-count=1", "./testscripts") }
+
+// Parity runs the golden prompts in every way that must not matter and demands
+// one hash for each.
+func Parity() error {
+	return sh(nil, "go", "test", "-count=1", "-timeout=30m", "-run", "^TestParity$", "./engine", "-full", "-v")
+}
+
+// Golden prints, per golden prompt, how far the logits are from the float64 oracle.
+func Golden() error {
+	return sh(nil, "go", "test", "-count=1", "-v", "-run", "Oracle|Reference", "./engine", "./golden/...")
+}
+
+// Lint runs vet, staticcheck and gofumpt.
+func Lint() error {
+	if err := sh(nil, "go", "vet", "./..."); err != nil {
+		return err
+	}
+	if err := sh(nil, "go", "vet", "-tags", "noasm", "./..."); err != nil {
+		return err
+	}
+	if err := sh(nil, "go", "tool", "staticcheck", "./..."); err != nil {
+		return err
+	}
+	out, err := exec.Command("go", "tool", "gofumpt", "-l", ".").Output()
+	if err != nil {
+		return err
+	}
+	if len(out) > 0 {
+		return fmt.Errorf("not formatted, run 'go tool gofumpt -w .':\n%s", out)
+	}
+	return nil
+}
+
+// Generate regenerates the assembly and fails if that changes a file.
+func Generate() error {
+	before, err := generated()
+	if err != nil {
+		return err
+	}
+	if err := sh(nil, "go", "generate", "./engine/..."); err != nil {
+		return err
+	}
+	after, err := generated()
+	if err != nil {
+		return err
+	}
+	for name, text := range after {
+		if !bytes.Equal(before[name], text) {
+			return fmt.Errorf("%s was not what its generator makes: commit the regenerated file", name)
+		}
+	}
+	return nil
+}
+
+func generated() (map[string][]byte, error) {
+	files := map[string][]byte{}
+	for _, glob := range []string{"engine/*/*_amd64.s", "engine/*/stubs_amd64.go", "engine/*/*/*_amd64.s", "engine/*/*/stubs_amd64.go"} {
+		names, err := filepath.Glob(glob)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			if files[name], err = os.ReadFile(name); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if len(files) == 0 {
+		return nil, errors.New("no generated files found: run in the root of the project")
+	}
+	return files, nil
+}
+
+// Fuzz runs every fuzz target for a few seconds.
+func Fuzz() error {
+	const each = "4s"
+	target := regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
+	return filepath.WalkDir(".", func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range target.FindAllSubmatch(text, -1) {
+			if err := sh(nil, "go", "test", "-run=^$", "-fuzz=^"+string(m[1])+"$", "-fuzztime="+each, "./"+filepath.Dir(path)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Cross builds and vets for every supported system and processor.
+func Cross() error {
+	for _, system := range []string{"linux", "darwin", "windows"} {
+		for _, processor := range []string{"amd64", "arm64"} {
+			env := []string{"GOOS=" + system, "GOARCH=" + processor, "CGO_ENABLED=0"}
+			for _, args := range [][]string{{"build", "-o", os.DevNull, "./cmd/deltafin"}, {"vet", "./..."}} {
+				if err := sh(env, "go", args...); err != nil {
+					return fmt.Errorf("%s/%s: %w", system, processor, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Bench holds the benchmarks.
+type Bench mg.Namespace
+
+// Kernels measures the kernels as shares of this machine's memory bandwidth and FMA
+// peak, prints the table and writes bench-kernels.json.
+func (Bench) Kernels() error {
+	return sh(nil, "go", "run", "./engine/kernel/kernelbench", "-json", "bench-kernels.json")
+}
+
+// Verify runs all gates, one line each, and fails if one fails. The output of a
+// gate is kept in a file that its line names when it fails.
+func Verify(ctx context.Context) error {
+	gates := []struct {
+		name string
+		args []string
+	}{
+		{"lint", []string{"go", "tool", "mage", "lint"}},
+		{"generate", []string{"go", "tool", "mage", "generate"}},
+		{"test", []string{"go", "test", "./..."}},
+		{"noasm", []string{"go", "tool", "mage", "noasm"}},
+		{"golden", []string{"go", "tool", "mage", "golden"}},
+		{"parity", []string{"go", "tool", "mage", "parity"}},
+		{"scenarios", []string{"go", "tool", "mage", "scenarios"}},
+		{"cross", []string{"go", "tool", "mage", "cross"}},
+		{"fuzz", []string{"go", "tool", "mage", "fuzz"}},
+	}
+	logs, err := os.MkdirTemp("", "deltafin-verify-")
+	if err != nil {
+		return err
+	}
+	var failed []string
+	for _, g := range gates {
+		began := time.Now()
+		var out bytes.Buffer
+		c := exec.CommandContext(ctx, g.args[0], g.args[1:]...)
+		c.Stdout, c.Stderr = &out, &out
+		err := c.Run()
+		verdict, remark := "ok", notRun(out.String())
+		if err != nil {
+			verdict, remark = "FAILED", filepath.Join(logs, g.name+".txt")
+			failed = append(failed, g.name)
+			if err := os.WriteFile(remark, out.Bytes(), 0o644); err != nil {
+				return err
+			}
+		}
+		fmt.Printf("%-10s %-7s %6.1f s  %s\n", g.name, verdict, time.Since(began).Seconds(), remark)
+	}
+	if len(failed) > 0 {
+		return fmt.Errorf("gates failed: %s", strings.Join(failed, ", "))
+	}
+	return os.RemoveAll(logs)
+}
+
+// notRun counts what a gate did not run, by reason.
+func notRun(out string) string {
+	count := map[string]int{}
+	for _, m := range regexp.MustCompile(`NOT RUN: ([^\n]*)`).FindAllStringSubmatch(out, -1) {
+		count[m[1]]++
+	}
+	var lines []string
+	for reason, n := range count {
+		lines = append(lines, fmt.Sprintf("%d NOT RUN (%s)", n, reason))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "; ")
+}
