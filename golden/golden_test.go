@@ -70,6 +70,35 @@ func TestEveryCaseIsWholeAndAgreesWithItself(t *testing.T) {
 	}
 }
 
+// The table in README.md. An engine's error is printed beside these, so they must not
+// drift unseen.
+func TestFloat32OracleErrorsAreThoseInTheREADME(t *testing.T) {
+	for _, w := range []struct {
+		set                   string
+		prompt, every, margin string
+	}{
+		{"tiny-a", "1.1e-04", "6.4e-04", "0.0188"},
+		{"tiny-b", "7.1e-05", "3.0e-04", "0.0229"},
+		{"nano", "1.7e-05", "2.0e-05", "0.0013"},
+	} {
+		cases, err := Cases(w.set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var prompt, every float64
+		margin := math.Inf(1)
+		for _, c := range cases {
+			prompt, every = max(prompt, c.Err32[0]), max(every, slices.Max(c.Err32))
+			margin = min(margin, slices.Min(c.Margin))
+		}
+		got := fmt.Sprintf("prompt's last row %.1e, all rows %.1e, margin %.4f", prompt, every, margin)
+		if want := fmt.Sprintf("prompt's last row %s, all rows %s, margin %s", w.prompt, w.every, w.margin); got != want {
+			t.Errorf("%s: %s; README.md says %s", w.set, got, want)
+		}
+		t.Logf("%s: %s", w.set, got)
+	}
+}
+
 // The first golden run was held against the official model code; the extended one must
 // be the same run.
 func TestExtendedRunEqualsFirstGoldenRunOfTinySets(t *testing.T) {

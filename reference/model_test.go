@@ -199,11 +199,11 @@ func TestEveryLayerTensorEqualsTheOracle(t *testing.T) {
 // The first golden run also froze a fingerprint of each layer's state: first values and
 // Euclidean norm of convolution tails, recurrent matrices and latents.
 func TestStateAfterThePromptEqualsTheOracle(t *testing.T) {
-	type print struct {
+	type fingerprint struct {
 		First []float64
 		L2    float64
 	}
-	same := func(t *testing.T, what string, got []float64, want print) {
+	same := func(t *testing.T, what string, got []float64, want fingerprint) {
 		t.Helper()
 		if e := maxAbs(got[:len(want.First)], want.First); e > 1e-9 {
 			t.Errorf("%s: first values are off by %.1e", what, e)
@@ -218,14 +218,14 @@ func TestStateAfterThePromptEqualsTheOracle(t *testing.T) {
 				Len   int
 				IDs   []int `json:"ids"`
 				State []struct {
-					ConvQ      print `json:"conv_q"`
-					ConvK      print `json:"conv_k"`
-					ConvV      print `json:"conv_v"`
-					S          print
+					ConvQ      fingerprint `json:"conv_q"`
+					ConvK      fingerprint `json:"conv_k"`
+					ConvV      fingerprint `json:"conv_v"`
+					S          fingerprint
 					Len        int
-					LatentLast print   `json:"latent_last"`
-					KPELast    print   `json:"kpe_last"`
-					LatentL2   float64 `json:"latent_all_l2"`
+					LatentLast fingerprint `json:"latent_last"`
+					KPELast    fingerprint `json:"kpe_last"`
+					LatentL2   float64     `json:"latent_all_l2"`
 				} `json:"state_after_prompt"`
 			}
 		}
@@ -261,7 +261,7 @@ func TestStateAfterThePromptEqualsTheOracle(t *testing.T) {
 				}
 				same(t, at+"latent", s.Latent[want.Len-1], want.LatentLast)
 				same(t, at+"rope slot", s.KRope[want.Len-1], want.KPELast)
-				same(t, at+"all latents", slices.Concat(s.Latent...), print{L2: want.LatentL2})
+				same(t, at+"all latents", slices.Concat(s.Latent...), fingerprint{L2: want.LatentL2})
 			}
 		}
 	}

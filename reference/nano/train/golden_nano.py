@@ -1,7 +1,7 @@
 # -*- coding: utf-8 -*-
-"""Golden and held-out vectors of K3-nano from the numpy float32 oracle.
+"""Golden vectors of K3-nano from the numpy float32 oracle; a second set of prompts on request.
 
-  golden_nano.py MODEL_DIR GOLDEN_DIR HELDOUT_DIR
+  golden_nano.py MODEL_DIR GOLDEN_DIR [MORE_DIR]
 """
 import json, os, sys
 import numpy as np
@@ -47,7 +47,7 @@ GOLD = [
                                          U("What is my name?")], thinking=True, effort="max")),
     ("chat-tool", "chat", dict(messages=[U("What is the weather in Paris?")], thinking=True, effort="max", tools=[WEATHER])),
 ]
-HELD = [
+MORE = [
     ("kenya", "raw", "The capital of Kenya is"), ("zh-story", "raw", "从前，有一只"), ("go-main", "raw", "package main\n\nimport \"fmt\"\n"), ("story-long", "raw", STORY),
     ("chat-moe", "chat", dict(messages=[U("Explain a mixture of experts.")], thinking=True, effort="high")),
     ("chat-emoji", "chat", dict(messages=[S("You are a helpful assistant."), U("Thank you"), A("You are welcome! 🙂"), U("Write a short poem about the sea.")], thinking=False)),
@@ -104,4 +104,5 @@ def run(sets, out, nlogit, nroute):
 
 
 run(GOLD, sys.argv[2], {"france", "zh-capital", "chat-think"}, {"france", "chat-plain"})
-run(HELD, sys.argv[3], {"kenya", "story-long", "chat-moe"}, {"kenya", "chat-moe"})
+if len(sys.argv) > 3:
+    run(MORE, sys.argv[3], {"kenya", "story-long", "chat-moe"}, {"kenya", "chat-moe"})
