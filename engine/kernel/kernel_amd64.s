@@ -3464,3 +3464,1493 @@ reduce1:
 reduced:
 	VZEROUPPER
 	RET
+
+// func exp8(dst *float32, x *float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·exp8(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ n+16(FP), CX
+	MOVQ x+8(FP), DX
+
+exp8_loop:
+	VMOVUPS     (DX), Y0
+	ADDQ        $0x20, DX
+	VMOVUPS     cc2d00000<>+0(SB), Y1
+	VMOVUPS     c42b20000<>+0(SB), Y2
+	VMAXPS      Y0, Y1, Y0
+	VMINPS      Y0, Y2, Y0
+	VMOVUPS     c4b400000<>+0(SB), Y1
+	VFMADD231PS c3fb8aa3b<>+0(SB), Y0, Y1
+	VPSUBD      c4b400000<>+0(SB), Y1, Y2
+	VSUBPS      c4b400000<>+0(SB), Y1, Y1
+	VFMADD231PS cbf318000<>+0(SB), Y1, Y0
+	VFMADD231PS c395e8083<>+0(SB), Y1, Y0
+	VMOVUPS     c39506967<>+0(SB), Y1
+	VFMADD213PS c3ab743ce<>+0(SB), Y0, Y1
+	VFMADD213PS c3c088908<>+0(SB), Y0, Y1
+	VFMADD213PS c3d2aa9c1<>+0(SB), Y0, Y1
+	VFMADD213PS c3e2aaaaa<>+0(SB), Y0, Y1
+	VFMADD213PS c3f000000<>+0(SB), Y0, Y1
+	VFMADD213PS c3f800000<>+0(SB), Y0, Y1
+	VFMADD213PS c3f800000<>+0(SB), Y0, Y1
+	VPSRAD      $0x01, Y2, Y0
+	VPSUBD      Y0, Y2, Y2
+	VPADDD      c0000007f<>+0(SB), Y0, Y0
+	VPSLLD      $0x17, Y0, Y0
+	VMULPS      Y0, Y1, Y1
+	VPADDD      c0000007f<>+0(SB), Y2, Y2
+	VPSLLD      $0x17, Y2, Y2
+	VMULPS      Y2, Y1, Y1
+	VMOVUPS     Y1, (AX)
+	ADDQ        $0x20, AX
+	DECQ        CX
+	JNZ         exp8_loop
+	VZEROUPPER
+	RET
+
+DATA cc2d00000<>+0(SB)/4, $0xc2d00000
+DATA cc2d00000<>+4(SB)/4, $0xc2d00000
+DATA cc2d00000<>+8(SB)/4, $0xc2d00000
+DATA cc2d00000<>+12(SB)/4, $0xc2d00000
+DATA cc2d00000<>+16(SB)/4, $0xc2d00000
+DATA cc2d00000<>+20(SB)/4, $0xc2d00000
+DATA cc2d00000<>+24(SB)/4, $0xc2d00000
+DATA cc2d00000<>+28(SB)/4, $0xc2d00000
+GLOBL cc2d00000<>(SB), RODATA|NOPTR, $32
+
+DATA c42b20000<>+0(SB)/4, $0x42b20000
+DATA c42b20000<>+4(SB)/4, $0x42b20000
+DATA c42b20000<>+8(SB)/4, $0x42b20000
+DATA c42b20000<>+12(SB)/4, $0x42b20000
+DATA c42b20000<>+16(SB)/4, $0x42b20000
+DATA c42b20000<>+20(SB)/4, $0x42b20000
+DATA c42b20000<>+24(SB)/4, $0x42b20000
+DATA c42b20000<>+28(SB)/4, $0x42b20000
+GLOBL c42b20000<>(SB), RODATA|NOPTR, $32
+
+DATA c3fb8aa3b<>+0(SB)/4, $0x3fb8aa3b
+DATA c3fb8aa3b<>+4(SB)/4, $0x3fb8aa3b
+DATA c3fb8aa3b<>+8(SB)/4, $0x3fb8aa3b
+DATA c3fb8aa3b<>+12(SB)/4, $0x3fb8aa3b
+DATA c3fb8aa3b<>+16(SB)/4, $0x3fb8aa3b
+DATA c3fb8aa3b<>+20(SB)/4, $0x3fb8aa3b
+DATA c3fb8aa3b<>+24(SB)/4, $0x3fb8aa3b
+DATA c3fb8aa3b<>+28(SB)/4, $0x3fb8aa3b
+GLOBL c3fb8aa3b<>(SB), RODATA|NOPTR, $32
+
+DATA c4b400000<>+0(SB)/4, $0x4b400000
+DATA c4b400000<>+4(SB)/4, $0x4b400000
+DATA c4b400000<>+8(SB)/4, $0x4b400000
+DATA c4b400000<>+12(SB)/4, $0x4b400000
+DATA c4b400000<>+16(SB)/4, $0x4b400000
+DATA c4b400000<>+20(SB)/4, $0x4b400000
+DATA c4b400000<>+24(SB)/4, $0x4b400000
+DATA c4b400000<>+28(SB)/4, $0x4b400000
+GLOBL c4b400000<>(SB), RODATA|NOPTR, $32
+
+DATA cbf318000<>+0(SB)/4, $0xbf318000
+DATA cbf318000<>+4(SB)/4, $0xbf318000
+DATA cbf318000<>+8(SB)/4, $0xbf318000
+DATA cbf318000<>+12(SB)/4, $0xbf318000
+DATA cbf318000<>+16(SB)/4, $0xbf318000
+DATA cbf318000<>+20(SB)/4, $0xbf318000
+DATA cbf318000<>+24(SB)/4, $0xbf318000
+DATA cbf318000<>+28(SB)/4, $0xbf318000
+GLOBL cbf318000<>(SB), RODATA|NOPTR, $32
+
+DATA c395e8083<>+0(SB)/4, $0x395e8083
+DATA c395e8083<>+4(SB)/4, $0x395e8083
+DATA c395e8083<>+8(SB)/4, $0x395e8083
+DATA c395e8083<>+12(SB)/4, $0x395e8083
+DATA c395e8083<>+16(SB)/4, $0x395e8083
+DATA c395e8083<>+20(SB)/4, $0x395e8083
+DATA c395e8083<>+24(SB)/4, $0x395e8083
+DATA c395e8083<>+28(SB)/4, $0x395e8083
+GLOBL c395e8083<>(SB), RODATA|NOPTR, $32
+
+DATA c39506967<>+0(SB)/4, $0x39506967
+DATA c39506967<>+4(SB)/4, $0x39506967
+DATA c39506967<>+8(SB)/4, $0x39506967
+DATA c39506967<>+12(SB)/4, $0x39506967
+DATA c39506967<>+16(SB)/4, $0x39506967
+DATA c39506967<>+20(SB)/4, $0x39506967
+DATA c39506967<>+24(SB)/4, $0x39506967
+DATA c39506967<>+28(SB)/4, $0x39506967
+GLOBL c39506967<>(SB), RODATA|NOPTR, $32
+
+DATA c3ab743ce<>+0(SB)/4, $0x3ab743ce
+DATA c3ab743ce<>+4(SB)/4, $0x3ab743ce
+DATA c3ab743ce<>+8(SB)/4, $0x3ab743ce
+DATA c3ab743ce<>+12(SB)/4, $0x3ab743ce
+DATA c3ab743ce<>+16(SB)/4, $0x3ab743ce
+DATA c3ab743ce<>+20(SB)/4, $0x3ab743ce
+DATA c3ab743ce<>+24(SB)/4, $0x3ab743ce
+DATA c3ab743ce<>+28(SB)/4, $0x3ab743ce
+GLOBL c3ab743ce<>(SB), RODATA|NOPTR, $32
+
+DATA c3c088908<>+0(SB)/4, $0x3c088908
+DATA c3c088908<>+4(SB)/4, $0x3c088908
+DATA c3c088908<>+8(SB)/4, $0x3c088908
+DATA c3c088908<>+12(SB)/4, $0x3c088908
+DATA c3c088908<>+16(SB)/4, $0x3c088908
+DATA c3c088908<>+20(SB)/4, $0x3c088908
+DATA c3c088908<>+24(SB)/4, $0x3c088908
+DATA c3c088908<>+28(SB)/4, $0x3c088908
+GLOBL c3c088908<>(SB), RODATA|NOPTR, $32
+
+DATA c3d2aa9c1<>+0(SB)/4, $0x3d2aa9c1
+DATA c3d2aa9c1<>+4(SB)/4, $0x3d2aa9c1
+DATA c3d2aa9c1<>+8(SB)/4, $0x3d2aa9c1
+DATA c3d2aa9c1<>+12(SB)/4, $0x3d2aa9c1
+DATA c3d2aa9c1<>+16(SB)/4, $0x3d2aa9c1
+DATA c3d2aa9c1<>+20(SB)/4, $0x3d2aa9c1
+DATA c3d2aa9c1<>+24(SB)/4, $0x3d2aa9c1
+DATA c3d2aa9c1<>+28(SB)/4, $0x3d2aa9c1
+GLOBL c3d2aa9c1<>(SB), RODATA|NOPTR, $32
+
+DATA c3e2aaaaa<>+0(SB)/4, $0x3e2aaaaa
+DATA c3e2aaaaa<>+4(SB)/4, $0x3e2aaaaa
+DATA c3e2aaaaa<>+8(SB)/4, $0x3e2aaaaa
+DATA c3e2aaaaa<>+12(SB)/4, $0x3e2aaaaa
+DATA c3e2aaaaa<>+16(SB)/4, $0x3e2aaaaa
+DATA c3e2aaaaa<>+20(SB)/4, $0x3e2aaaaa
+DATA c3e2aaaaa<>+24(SB)/4, $0x3e2aaaaa
+DATA c3e2aaaaa<>+28(SB)/4, $0x3e2aaaaa
+GLOBL c3e2aaaaa<>(SB), RODATA|NOPTR, $32
+
+DATA c3f000000<>+0(SB)/4, $0x3f000000
+DATA c3f000000<>+4(SB)/4, $0x3f000000
+DATA c3f000000<>+8(SB)/4, $0x3f000000
+DATA c3f000000<>+12(SB)/4, $0x3f000000
+DATA c3f000000<>+16(SB)/4, $0x3f000000
+DATA c3f000000<>+20(SB)/4, $0x3f000000
+DATA c3f000000<>+24(SB)/4, $0x3f000000
+DATA c3f000000<>+28(SB)/4, $0x3f000000
+GLOBL c3f000000<>(SB), RODATA|NOPTR, $32
+
+DATA c3f800000<>+0(SB)/4, $0x3f800000
+DATA c3f800000<>+4(SB)/4, $0x3f800000
+DATA c3f800000<>+8(SB)/4, $0x3f800000
+DATA c3f800000<>+12(SB)/4, $0x3f800000
+DATA c3f800000<>+16(SB)/4, $0x3f800000
+DATA c3f800000<>+20(SB)/4, $0x3f800000
+DATA c3f800000<>+24(SB)/4, $0x3f800000
+DATA c3f800000<>+28(SB)/4, $0x3f800000
+GLOBL c3f800000<>(SB), RODATA|NOPTR, $32
+
+DATA c0000007f<>+0(SB)/4, $0x0000007f
+DATA c0000007f<>+4(SB)/4, $0x0000007f
+DATA c0000007f<>+8(SB)/4, $0x0000007f
+DATA c0000007f<>+12(SB)/4, $0x0000007f
+DATA c0000007f<>+16(SB)/4, $0x0000007f
+DATA c0000007f<>+20(SB)/4, $0x0000007f
+DATA c0000007f<>+24(SB)/4, $0x0000007f
+DATA c0000007f<>+28(SB)/4, $0x0000007f
+GLOBL c0000007f<>(SB), RODATA|NOPTR, $32
+
+// func sigmoid8(dst *float32, x *float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·sigmoid8(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ n+16(FP), CX
+	MOVQ x+8(FP), DX
+
+sigmoid8_loop:
+	VMOVUPS      (DX), Y0
+	ADDQ         $0x20, DX
+	VORPS        c80000000<>+0(SB), Y0, Y1
+	VMOVUPS      cc2d00000<>+0(SB), Y2
+	VMOVUPS      c42b20000<>+0(SB), Y3
+	VMAXPS       Y1, Y2, Y1
+	VMINPS       Y1, Y3, Y1
+	VMOVUPS      c4b400000<>+0(SB), Y2
+	VFMADD231PS  c3fb8aa3b<>+0(SB), Y1, Y2
+	VPSUBD       c4b400000<>+0(SB), Y2, Y3
+	VSUBPS       c4b400000<>+0(SB), Y2, Y2
+	VFMADD231PS  cbf318000<>+0(SB), Y2, Y1
+	VFMADD231PS  c395e8083<>+0(SB), Y2, Y1
+	VMOVUPS      c39506967<>+0(SB), Y2
+	VFMADD213PS  c3ab743ce<>+0(SB), Y1, Y2
+	VFMADD213PS  c3c088908<>+0(SB), Y1, Y2
+	VFMADD213PS  c3d2aa9c1<>+0(SB), Y1, Y2
+	VFMADD213PS  c3e2aaaaa<>+0(SB), Y1, Y2
+	VFMADD213PS  c3f000000<>+0(SB), Y1, Y2
+	VFMADD213PS  c3f800000<>+0(SB), Y1, Y2
+	VFMADD213PS  c3f800000<>+0(SB), Y1, Y2
+	VPSRAD       $0x01, Y3, Y1
+	VPSUBD       Y1, Y3, Y3
+	VPADDD       c0000007f<>+0(SB), Y1, Y1
+	VPSLLD       $0x17, Y1, Y1
+	VMULPS       Y1, Y2, Y2
+	VPADDD       c0000007f<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y2, Y2
+	VMOVUPS      c3f800000<>+0(SB), Y1
+	VBLENDVPS    Y0, Y2, Y1, Y1
+	VMOVUPS      c3f800000<>+0(SB), Y0
+	VADDPS       Y2, Y0, Y3
+	VSUBPS       Y0, Y3, Y4
+	VSUBPS       Y4, Y2, Y2
+	VDIVPS       Y3, Y0, Y0
+	VMULPS       Y0, Y1, Y4
+	VFNMADD231PS Y3, Y4, Y1
+	VFNMADD231PS Y2, Y4, Y1
+	VFMADD231PS  Y0, Y1, Y4
+	VMOVUPS      Y4, (AX)
+	ADDQ         $0x20, AX
+	DECQ         CX
+	JNZ          sigmoid8_loop
+	VZEROUPPER
+	RET
+
+DATA c80000000<>+0(SB)/4, $0x80000000
+DATA c80000000<>+4(SB)/4, $0x80000000
+DATA c80000000<>+8(SB)/4, $0x80000000
+DATA c80000000<>+12(SB)/4, $0x80000000
+DATA c80000000<>+16(SB)/4, $0x80000000
+DATA c80000000<>+20(SB)/4, $0x80000000
+DATA c80000000<>+24(SB)/4, $0x80000000
+DATA c80000000<>+28(SB)/4, $0x80000000
+GLOBL c80000000<>(SB), RODATA|NOPTR, $32
+
+// func tanh8(dst *float32, x *float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·tanh8(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ n+16(FP), CX
+	MOVQ x+8(FP), DX
+
+tanh8_loop:
+	VMOVUPS     (DX), Y0
+	ADDQ        $0x20, DX
+	VANDPS      c7fffffff<>+0(SB), Y0, Y1
+	VMULPS      Y1, Y1, Y2
+	VMOVUPS     cbbbaf0ea<>+0(SB), Y3
+	VFMADD213PS c3ca9134e<>+0(SB), Y2, Y3
+	VFMADD213PS cbd5c1e2d<>+0(SB), Y2, Y3
+	VFMADD213PS c3e088393<>+0(SB), Y2, Y3
+	VFMADD213PS cbeaaaa99<>+0(SB), Y2, Y3
+	VMULPS      Y2, Y3, Y2
+	VMOVUPS     Y1, Y3
+	VFMADD231PS Y1, Y2, Y3
+	VADDPS      Y1, Y1, Y2
+	VMOVUPS     cc2d00000<>+0(SB), Y4
+	VMOVUPS     c42b20000<>+0(SB), Y5
+	VMAXPS      Y2, Y4, Y2
+	VMINPS      Y2, Y5, Y2
+	VMOVUPS     c4b400000<>+0(SB), Y4
+	VFMADD231PS c3fb8aa3b<>+0(SB), Y2, Y4
+	VPSUBD      c4b400000<>+0(SB), Y4, Y5
+	VSUBPS      c4b400000<>+0(SB), Y4, Y4
+	VFMADD231PS cbf318000<>+0(SB), Y4, Y2
+	VFMADD231PS c395e8083<>+0(SB), Y4, Y2
+	VMOVUPS     c39506967<>+0(SB), Y4
+	VFMADD213PS c3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS c3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS c3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS c3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS c3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS c3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS c3f800000<>+0(SB), Y2, Y4
+	VPSRAD      $0x01, Y5, Y2
+	VPSUBD      Y2, Y5, Y5
+	VPADDD      c0000007f<>+0(SB), Y2, Y2
+	VPSLLD      $0x17, Y2, Y2
+	VMULPS      Y2, Y4, Y4
+	VPADDD      c0000007f<>+0(SB), Y5, Y5
+	VPSLLD      $0x17, Y5, Y5
+	VMULPS      Y5, Y4, Y4
+	VADDPS      c3f800000<>+0(SB), Y4, Y2
+	VMOVUPS     c3f800000<>+0(SB), Y4
+	VMOVUPS     c40000000<>+0(SB), Y5
+	VDIVPS      Y2, Y5, Y2
+	VSUBPS      Y2, Y4, Y2
+	VCMPPS      $0x11, c3f200000<>+0(SB), Y1, Y1
+	VBLENDVPS   Y1, Y3, Y2, Y2
+	VANDPS      c80000000<>+0(SB), Y0, Y0
+	VORPS       Y0, Y2, Y2
+	VMOVUPS     Y2, (AX)
+	ADDQ        $0x20, AX
+	DECQ        CX
+	JNZ         tanh8_loop
+	VZEROUPPER
+	RET
+
+DATA c7fffffff<>+0(SB)/4, $0x7fffffff
+DATA c7fffffff<>+4(SB)/4, $0x7fffffff
+DATA c7fffffff<>+8(SB)/4, $0x7fffffff
+DATA c7fffffff<>+12(SB)/4, $0x7fffffff
+DATA c7fffffff<>+16(SB)/4, $0x7fffffff
+DATA c7fffffff<>+20(SB)/4, $0x7fffffff
+DATA c7fffffff<>+24(SB)/4, $0x7fffffff
+DATA c7fffffff<>+28(SB)/4, $0x7fffffff
+GLOBL c7fffffff<>(SB), RODATA|NOPTR, $32
+
+DATA cbbbaf0ea<>+0(SB)/4, $0xbbbaf0ea
+DATA cbbbaf0ea<>+4(SB)/4, $0xbbbaf0ea
+DATA cbbbaf0ea<>+8(SB)/4, $0xbbbaf0ea
+DATA cbbbaf0ea<>+12(SB)/4, $0xbbbaf0ea
+DATA cbbbaf0ea<>+16(SB)/4, $0xbbbaf0ea
+DATA cbbbaf0ea<>+20(SB)/4, $0xbbbaf0ea
+DATA cbbbaf0ea<>+24(SB)/4, $0xbbbaf0ea
+DATA cbbbaf0ea<>+28(SB)/4, $0xbbbaf0ea
+GLOBL cbbbaf0ea<>(SB), RODATA|NOPTR, $32
+
+DATA c3ca9134e<>+0(SB)/4, $0x3ca9134e
+DATA c3ca9134e<>+4(SB)/4, $0x3ca9134e
+DATA c3ca9134e<>+8(SB)/4, $0x3ca9134e
+DATA c3ca9134e<>+12(SB)/4, $0x3ca9134e
+DATA c3ca9134e<>+16(SB)/4, $0x3ca9134e
+DATA c3ca9134e<>+20(SB)/4, $0x3ca9134e
+DATA c3ca9134e<>+24(SB)/4, $0x3ca9134e
+DATA c3ca9134e<>+28(SB)/4, $0x3ca9134e
+GLOBL c3ca9134e<>(SB), RODATA|NOPTR, $32
+
+DATA cbd5c1e2d<>+0(SB)/4, $0xbd5c1e2d
+DATA cbd5c1e2d<>+4(SB)/4, $0xbd5c1e2d
+DATA cbd5c1e2d<>+8(SB)/4, $0xbd5c1e2d
+DATA cbd5c1e2d<>+12(SB)/4, $0xbd5c1e2d
+DATA cbd5c1e2d<>+16(SB)/4, $0xbd5c1e2d
+DATA cbd5c1e2d<>+20(SB)/4, $0xbd5c1e2d
+DATA cbd5c1e2d<>+24(SB)/4, $0xbd5c1e2d
+DATA cbd5c1e2d<>+28(SB)/4, $0xbd5c1e2d
+GLOBL cbd5c1e2d<>(SB), RODATA|NOPTR, $32
+
+DATA c3e088393<>+0(SB)/4, $0x3e088393
+DATA c3e088393<>+4(SB)/4, $0x3e088393
+DATA c3e088393<>+8(SB)/4, $0x3e088393
+DATA c3e088393<>+12(SB)/4, $0x3e088393
+DATA c3e088393<>+16(SB)/4, $0x3e088393
+DATA c3e088393<>+20(SB)/4, $0x3e088393
+DATA c3e088393<>+24(SB)/4, $0x3e088393
+DATA c3e088393<>+28(SB)/4, $0x3e088393
+GLOBL c3e088393<>(SB), RODATA|NOPTR, $32
+
+DATA cbeaaaa99<>+0(SB)/4, $0xbeaaaa99
+DATA cbeaaaa99<>+4(SB)/4, $0xbeaaaa99
+DATA cbeaaaa99<>+8(SB)/4, $0xbeaaaa99
+DATA cbeaaaa99<>+12(SB)/4, $0xbeaaaa99
+DATA cbeaaaa99<>+16(SB)/4, $0xbeaaaa99
+DATA cbeaaaa99<>+20(SB)/4, $0xbeaaaa99
+DATA cbeaaaa99<>+24(SB)/4, $0xbeaaaa99
+DATA cbeaaaa99<>+28(SB)/4, $0xbeaaaa99
+GLOBL cbeaaaa99<>(SB), RODATA|NOPTR, $32
+
+DATA c40000000<>+0(SB)/4, $0x40000000
+DATA c40000000<>+4(SB)/4, $0x40000000
+DATA c40000000<>+8(SB)/4, $0x40000000
+DATA c40000000<>+12(SB)/4, $0x40000000
+DATA c40000000<>+16(SB)/4, $0x40000000
+DATA c40000000<>+20(SB)/4, $0x40000000
+DATA c40000000<>+24(SB)/4, $0x40000000
+DATA c40000000<>+28(SB)/4, $0x40000000
+GLOBL c40000000<>(SB), RODATA|NOPTR, $32
+
+DATA c3f200000<>+0(SB)/4, $0x3f200000
+DATA c3f200000<>+4(SB)/4, $0x3f200000
+DATA c3f200000<>+8(SB)/4, $0x3f200000
+DATA c3f200000<>+12(SB)/4, $0x3f200000
+DATA c3f200000<>+16(SB)/4, $0x3f200000
+DATA c3f200000<>+20(SB)/4, $0x3f200000
+DATA c3f200000<>+24(SB)/4, $0x3f200000
+DATA c3f200000<>+28(SB)/4, $0x3f200000
+GLOBL c3f200000<>(SB), RODATA|NOPTR, $32
+
+// func situ8(dst *float32, x *float32, y *float32, n int, beta float32, linear float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·situ8(SB), NOSPLIT, $0-40
+	MOVQ         dst+0(FP), AX
+	MOVQ         n+24(FP), CX
+	MOVQ         x+8(FP), DX
+	MOVQ         y+16(FP), BX
+	VBROADCASTSS beta+32(FP), Y0
+	VBROADCASTSS linear+36(FP), Y1
+
+situ8_loop:
+	VMOVUPS      (DX), Y2
+	ADDQ         $0x20, DX
+	VMOVUPS      (BX), Y3
+	ADDQ         $0x20, BX
+	VDIVPS       Y0, Y2, Y4
+	VANDPS       c7fffffff<>+0(SB), Y4, Y5
+	VMULPS       Y5, Y5, Y6
+	VMOVUPS      cbbbaf0ea<>+0(SB), Y7
+	VFMADD213PS  c3ca9134e<>+0(SB), Y6, Y7
+	VFMADD213PS  cbd5c1e2d<>+0(SB), Y6, Y7
+	VFMADD213PS  c3e088393<>+0(SB), Y6, Y7
+	VFMADD213PS  cbeaaaa99<>+0(SB), Y6, Y7
+	VMULPS       Y6, Y7, Y6
+	VMOVUPS      Y5, Y7
+	VFMADD231PS  Y5, Y6, Y7
+	VADDPS       Y5, Y5, Y6
+	VMOVUPS      cc2d00000<>+0(SB), Y8
+	VMOVUPS      c42b20000<>+0(SB), Y9
+	VMAXPS       Y6, Y8, Y6
+	VMINPS       Y6, Y9, Y6
+	VMOVUPS      c4b400000<>+0(SB), Y8
+	VFMADD231PS  c3fb8aa3b<>+0(SB), Y6, Y8
+	VPSUBD       c4b400000<>+0(SB), Y8, Y9
+	VSUBPS       c4b400000<>+0(SB), Y8, Y8
+	VFMADD231PS  cbf318000<>+0(SB), Y8, Y6
+	VFMADD231PS  c395e8083<>+0(SB), Y8, Y6
+	VMOVUPS      c39506967<>+0(SB), Y8
+	VFMADD213PS  c3ab743ce<>+0(SB), Y6, Y8
+	VFMADD213PS  c3c088908<>+0(SB), Y6, Y8
+	VFMADD213PS  c3d2aa9c1<>+0(SB), Y6, Y8
+	VFMADD213PS  c3e2aaaaa<>+0(SB), Y6, Y8
+	VFMADD213PS  c3f000000<>+0(SB), Y6, Y8
+	VFMADD213PS  c3f800000<>+0(SB), Y6, Y8
+	VFMADD213PS  c3f800000<>+0(SB), Y6, Y8
+	VPSRAD       $0x01, Y9, Y6
+	VPSUBD       Y6, Y9, Y9
+	VPADDD       c0000007f<>+0(SB), Y6, Y6
+	VPSLLD       $0x17, Y6, Y6
+	VMULPS       Y6, Y8, Y8
+	VPADDD       c0000007f<>+0(SB), Y9, Y9
+	VPSLLD       $0x17, Y9, Y9
+	VMULPS       Y9, Y8, Y8
+	VADDPS       c3f800000<>+0(SB), Y8, Y6
+	VMOVUPS      c3f800000<>+0(SB), Y8
+	VMOVUPS      c40000000<>+0(SB), Y9
+	VDIVPS       Y6, Y9, Y6
+	VSUBPS       Y6, Y8, Y6
+	VCMPPS       $0x11, c3f200000<>+0(SB), Y5, Y5
+	VBLENDVPS    Y5, Y7, Y6, Y6
+	VANDPS       c80000000<>+0(SB), Y4, Y4
+	VORPS        Y4, Y6, Y6
+	VMULPS       Y0, Y6, Y4
+	VORPS        c80000000<>+0(SB), Y2, Y5
+	VMOVUPS      cc2d00000<>+0(SB), Y6
+	VMOVUPS      c42b20000<>+0(SB), Y7
+	VMAXPS       Y5, Y6, Y5
+	VMINPS       Y5, Y7, Y5
+	VMOVUPS      c4b400000<>+0(SB), Y6
+	VFMADD231PS  c3fb8aa3b<>+0(SB), Y5, Y6
+	VPSUBD       c4b400000<>+0(SB), Y6, Y7
+	VSUBPS       c4b400000<>+0(SB), Y6, Y6
+	VFMADD231PS  cbf318000<>+0(SB), Y6, Y5
+	VFMADD231PS  c395e8083<>+0(SB), Y6, Y5
+	VMOVUPS      c39506967<>+0(SB), Y6
+	VFMADD213PS  c3ab743ce<>+0(SB), Y5, Y6
+	VFMADD213PS  c3c088908<>+0(SB), Y5, Y6
+	VFMADD213PS  c3d2aa9c1<>+0(SB), Y5, Y6
+	VFMADD213PS  c3e2aaaaa<>+0(SB), Y5, Y6
+	VFMADD213PS  c3f000000<>+0(SB), Y5, Y6
+	VFMADD213PS  c3f800000<>+0(SB), Y5, Y6
+	VFMADD213PS  c3f800000<>+0(SB), Y5, Y6
+	VPSRAD       $0x01, Y7, Y5
+	VPSUBD       Y5, Y7, Y7
+	VPADDD       c0000007f<>+0(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y6, Y6
+	VPADDD       c0000007f<>+0(SB), Y7, Y7
+	VPSLLD       $0x17, Y7, Y7
+	VMULPS       Y7, Y6, Y6
+	VMOVUPS      c3f800000<>+0(SB), Y5
+	VBLENDVPS    Y2, Y6, Y5, Y5
+	VMOVUPS      c3f800000<>+0(SB), Y2
+	VADDPS       Y6, Y2, Y7
+	VSUBPS       Y2, Y7, Y8
+	VSUBPS       Y8, Y6, Y6
+	VDIVPS       Y7, Y2, Y2
+	VMULPS       Y2, Y5, Y8
+	VFNMADD231PS Y7, Y8, Y5
+	VFNMADD231PS Y6, Y8, Y5
+	VFMADD231PS  Y2, Y5, Y8
+	VMULPS       Y8, Y4, Y2
+	VDIVPS       Y1, Y3, Y3
+	VANDPS       c7fffffff<>+0(SB), Y3, Y4
+	VMULPS       Y4, Y4, Y5
+	VMOVUPS      cbbbaf0ea<>+0(SB), Y6
+	VFMADD213PS  c3ca9134e<>+0(SB), Y5, Y6
+	VFMADD213PS  cbd5c1e2d<>+0(SB), Y5, Y6
+	VFMADD213PS  c3e088393<>+0(SB), Y5, Y6
+	VFMADD213PS  cbeaaaa99<>+0(SB), Y5, Y6
+	VMULPS       Y5, Y6, Y5
+	VMOVUPS      Y4, Y6
+	VFMADD231PS  Y4, Y5, Y6
+	VADDPS       Y4, Y4, Y5
+	VMOVUPS      cc2d00000<>+0(SB), Y7
+	VMOVUPS      c42b20000<>+0(SB), Y8
+	VMAXPS       Y5, Y7, Y5
+	VMINPS       Y5, Y8, Y5
+	VMOVUPS      c4b400000<>+0(SB), Y7
+	VFMADD231PS  c3fb8aa3b<>+0(SB), Y5, Y7
+	VPSUBD       c4b400000<>+0(SB), Y7, Y8
+	VSUBPS       c4b400000<>+0(SB), Y7, Y7
+	VFMADD231PS  cbf318000<>+0(SB), Y7, Y5
+	VFMADD231PS  c395e8083<>+0(SB), Y7, Y5
+	VMOVUPS      c39506967<>+0(SB), Y7
+	VFMADD213PS  c3ab743ce<>+0(SB), Y5, Y7
+	VFMADD213PS  c3c088908<>+0(SB), Y5, Y7
+	VFMADD213PS  c3d2aa9c1<>+0(SB), Y5, Y7
+	VFMADD213PS  c3e2aaaaa<>+0(SB), Y5, Y7
+	VFMADD213PS  c3f000000<>+0(SB), Y5, Y7
+	VFMADD213PS  c3f800000<>+0(SB), Y5, Y7
+	VFMADD213PS  c3f800000<>+0(SB), Y5, Y7
+	VPSRAD       $0x01, Y8, Y5
+	VPSUBD       Y5, Y8, Y8
+	VPADDD       c0000007f<>+0(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y7, Y7
+	VPADDD       c0000007f<>+0(SB), Y8, Y8
+	VPSLLD       $0x17, Y8, Y8
+	VMULPS       Y8, Y7, Y7
+	VADDPS       c3f800000<>+0(SB), Y7, Y5
+	VMOVUPS      c3f800000<>+0(SB), Y7
+	VMOVUPS      c40000000<>+0(SB), Y8
+	VDIVPS       Y5, Y8, Y5
+	VSUBPS       Y5, Y7, Y5
+	VCMPPS       $0x11, c3f200000<>+0(SB), Y4, Y4
+	VBLENDVPS    Y4, Y6, Y5, Y5
+	VANDPS       c80000000<>+0(SB), Y3, Y3
+	VORPS        Y3, Y5, Y5
+	VMULPS       Y1, Y5, Y3
+	VMULPS       Y3, Y2, Y2
+	VMOVUPS      Y2, (AX)
+	ADDQ         $0x20, AX
+	DECQ         CX
+	JNZ          situ8_loop
+	VZEROUPPER
+	RET
+
+// func scaleMul8(dst *float32, x *float32, y *float32, n int, a float32)
+// Requires: AVX
+TEXT ·scaleMul8(SB), NOSPLIT, $0-36
+	MOVQ         dst+0(FP), AX
+	MOVQ         n+24(FP), CX
+	MOVQ         x+8(FP), DX
+	MOVQ         y+16(FP), BX
+	VBROADCASTSS a+32(FP), Y0
+
+scaleMul8_loop:
+	VMOVUPS (DX), Y1
+	ADDQ    $0x20, DX
+	VMOVUPS (BX), Y2
+	ADDQ    $0x20, BX
+	VMULPS  Y0, Y1, Y1
+	VMULPS  Y2, Y1, Y1
+	VMOVUPS Y1, (AX)
+	ADDQ    $0x20, AX
+	DECQ    CX
+	JNZ     scaleMul8_loop
+	VZEROUPPER
+	RET
+
+// func gate8(dst *float32, x *float32, y *float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·gate8(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ n+24(FP), CX
+	MOVQ x+8(FP), DX
+	MOVQ y+16(FP), BX
+
+gate8_loop:
+	VMOVUPS      (DX), Y0
+	ADDQ         $0x20, DX
+	VMOVUPS      (BX), Y1
+	ADDQ         $0x20, BX
+	VORPS        c80000000<>+0(SB), Y1, Y2
+	VMOVUPS      cc2d00000<>+0(SB), Y3
+	VMOVUPS      c42b20000<>+0(SB), Y4
+	VMAXPS       Y2, Y3, Y2
+	VMINPS       Y2, Y4, Y2
+	VMOVUPS      c4b400000<>+0(SB), Y3
+	VFMADD231PS  c3fb8aa3b<>+0(SB), Y2, Y3
+	VPSUBD       c4b400000<>+0(SB), Y3, Y4
+	VSUBPS       c4b400000<>+0(SB), Y3, Y3
+	VFMADD231PS  cbf318000<>+0(SB), Y3, Y2
+	VFMADD231PS  c395e8083<>+0(SB), Y3, Y2
+	VMOVUPS      c39506967<>+0(SB), Y3
+	VFMADD213PS  c3ab743ce<>+0(SB), Y2, Y3
+	VFMADD213PS  c3c088908<>+0(SB), Y2, Y3
+	VFMADD213PS  c3d2aa9c1<>+0(SB), Y2, Y3
+	VFMADD213PS  c3e2aaaaa<>+0(SB), Y2, Y3
+	VFMADD213PS  c3f000000<>+0(SB), Y2, Y3
+	VFMADD213PS  c3f800000<>+0(SB), Y2, Y3
+	VFMADD213PS  c3f800000<>+0(SB), Y2, Y3
+	VPSRAD       $0x01, Y4, Y2
+	VPSUBD       Y2, Y4, Y4
+	VPADDD       c0000007f<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y3, Y3
+	VPADDD       c0000007f<>+0(SB), Y4, Y4
+	VPSLLD       $0x17, Y4, Y4
+	VMULPS       Y4, Y3, Y3
+	VMOVUPS      c3f800000<>+0(SB), Y2
+	VBLENDVPS    Y1, Y3, Y2, Y2
+	VMOVUPS      c3f800000<>+0(SB), Y1
+	VADDPS       Y3, Y1, Y4
+	VSUBPS       Y1, Y4, Y5
+	VSUBPS       Y5, Y3, Y3
+	VDIVPS       Y4, Y1, Y1
+	VMULPS       Y1, Y2, Y5
+	VFNMADD231PS Y4, Y5, Y2
+	VFNMADD231PS Y3, Y5, Y2
+	VFMADD231PS  Y1, Y2, Y5
+	VMULPS       Y5, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	ADDQ         $0x20, AX
+	DECQ         CX
+	JNZ          gate8_loop
+	VZEROUPPER
+	RET
+
+// func add8(dst *float32, x *float32, y *float32, n int)
+// Requires: AVX
+TEXT ·add8(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ n+24(FP), CX
+	MOVQ x+8(FP), DX
+	MOVQ y+16(FP), BX
+
+add8_loop:
+	VMOVUPS (DX), Y0
+	ADDQ    $0x20, DX
+	VMOVUPS (BX), Y1
+	ADDQ    $0x20, BX
+	VADDPS  Y1, Y0, Y0
+	VMOVUPS Y0, (AX)
+	ADDQ    $0x20, AX
+	DECQ    CX
+	JNZ     add8_loop
+	VZEROUPPER
+	RET
+
+// func axpy8(dst *float32, x *float32, y *float32, n int, a float32)
+// Requires: AVX, FMA3
+TEXT ·axpy8(SB), NOSPLIT, $0-36
+	MOVQ         dst+0(FP), AX
+	MOVQ         n+24(FP), CX
+	MOVQ         x+8(FP), DX
+	MOVQ         y+16(FP), BX
+	VBROADCASTSS a+32(FP), Y0
+
+axpy8_loop:
+	VMOVUPS     (DX), Y1
+	ADDQ        $0x20, DX
+	VMOVUPS     (BX), Y2
+	ADDQ        $0x20, BX
+	VFMADD231PS Y0, Y1, Y2
+	VMOVUPS     Y2, (AX)
+	ADDQ        $0x20, AX
+	DECQ        CX
+	JNZ         axpy8_loop
+	VZEROUPPER
+	RET
+
+// func scale8(dst *float32, x *float32, n int, a float32)
+// Requires: AVX
+TEXT ·scale8(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         n+16(FP), CX
+	MOVQ         x+8(FP), DX
+	VBROADCASTSS a+24(FP), Y0
+
+scale8_loop:
+	VMOVUPS (DX), Y1
+	ADDQ    $0x20, DX
+	VMULPS  Y0, Y1, Y1
+	VMOVUPS Y1, (AX)
+	ADDQ    $0x20, AX
+	DECQ    CX
+	JNZ     scale8_loop
+	VZEROUPPER
+	RET
+
+// func div8(dst *float32, x *float32, n int, a float32)
+// Requires: AVX
+TEXT ·div8(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         n+16(FP), CX
+	MOVQ         x+8(FP), DX
+	VBROADCASTSS a+24(FP), Y0
+
+div8_loop:
+	VMOVUPS (DX), Y1
+	ADDQ    $0x20, DX
+	VDIVPS  Y0, Y1, Y1
+	VMOVUPS Y1, (AX)
+	ADDQ    $0x20, AX
+	DECQ    CX
+	JNZ     div8_loop
+	VZEROUPPER
+	RET
+
+// func decay8(dst *float32, x *float32, y *float32, n int, a float32, lower float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·decay8(SB), NOSPLIT, $0-40
+	MOVQ         dst+0(FP), AX
+	MOVQ         n+24(FP), CX
+	MOVQ         x+8(FP), DX
+	MOVQ         y+16(FP), BX
+	VBROADCASTSS a+32(FP), Y0
+	VBROADCASTSS lower+36(FP), Y1
+
+decay8_loop:
+	VMOVUPS      (DX), Y2
+	ADDQ         $0x20, DX
+	VMOVUPS      (BX), Y3
+	ADDQ         $0x20, BX
+	VADDPS       Y3, Y2, Y2
+	VMULPS       Y0, Y2, Y2
+	VORPS        c80000000<>+0(SB), Y2, Y3
+	VMOVUPS      cc2d00000<>+0(SB), Y4
+	VMOVUPS      c42b20000<>+0(SB), Y5
+	VMAXPS       Y3, Y4, Y3
+	VMINPS       Y3, Y5, Y3
+	VMOVUPS      c4b400000<>+0(SB), Y4
+	VFMADD231PS  c3fb8aa3b<>+0(SB), Y3, Y4
+	VPSUBD       c4b400000<>+0(SB), Y4, Y5
+	VSUBPS       c4b400000<>+0(SB), Y4, Y4
+	VFMADD231PS  cbf318000<>+0(SB), Y4, Y3
+	VFMADD231PS  c395e8083<>+0(SB), Y4, Y3
+	VMOVUPS      c39506967<>+0(SB), Y4
+	VFMADD213PS  c3ab743ce<>+0(SB), Y3, Y4
+	VFMADD213PS  c3c088908<>+0(SB), Y3, Y4
+	VFMADD213PS  c3d2aa9c1<>+0(SB), Y3, Y4
+	VFMADD213PS  c3e2aaaaa<>+0(SB), Y3, Y4
+	VFMADD213PS  c3f000000<>+0(SB), Y3, Y4
+	VFMADD213PS  c3f800000<>+0(SB), Y3, Y4
+	VFMADD213PS  c3f800000<>+0(SB), Y3, Y4
+	VPSRAD       $0x01, Y5, Y3
+	VPSUBD       Y3, Y5, Y5
+	VPADDD       c0000007f<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VPADDD       c0000007f<>+0(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVUPS      c3f800000<>+0(SB), Y3
+	VBLENDVPS    Y2, Y4, Y3, Y3
+	VMOVUPS      c3f800000<>+0(SB), Y2
+	VADDPS       Y4, Y2, Y5
+	VSUBPS       Y2, Y5, Y6
+	VSUBPS       Y6, Y4, Y4
+	VDIVPS       Y5, Y2, Y2
+	VMULPS       Y2, Y3, Y6
+	VFNMADD231PS Y5, Y6, Y3
+	VFNMADD231PS Y4, Y6, Y3
+	VFMADD231PS  Y2, Y3, Y6
+	VMULPS       Y1, Y6, Y2
+	VMOVUPS      cc2d00000<>+0(SB), Y3
+	VMOVUPS      c42b20000<>+0(SB), Y4
+	VMAXPS       Y2, Y3, Y2
+	VMINPS       Y2, Y4, Y2
+	VMOVUPS      c4b400000<>+0(SB), Y3
+	VFMADD231PS  c3fb8aa3b<>+0(SB), Y2, Y3
+	VPSUBD       c4b400000<>+0(SB), Y3, Y4
+	VSUBPS       c4b400000<>+0(SB), Y3, Y3
+	VFMADD231PS  cbf318000<>+0(SB), Y3, Y2
+	VFMADD231PS  c395e8083<>+0(SB), Y3, Y2
+	VMOVUPS      c39506967<>+0(SB), Y3
+	VFMADD213PS  c3ab743ce<>+0(SB), Y2, Y3
+	VFMADD213PS  c3c088908<>+0(SB), Y2, Y3
+	VFMADD213PS  c3d2aa9c1<>+0(SB), Y2, Y3
+	VFMADD213PS  c3e2aaaaa<>+0(SB), Y2, Y3
+	VFMADD213PS  c3f000000<>+0(SB), Y2, Y3
+	VFMADD213PS  c3f800000<>+0(SB), Y2, Y3
+	VFMADD213PS  c3f800000<>+0(SB), Y2, Y3
+	VPSRAD       $0x01, Y4, Y2
+	VPSUBD       Y2, Y4, Y4
+	VPADDD       c0000007f<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y3, Y3
+	VPADDD       c0000007f<>+0(SB), Y4, Y4
+	VPSLLD       $0x17, Y4, Y4
+	VMULPS       Y4, Y3, Y3
+	VMOVUPS      Y3, (AX)
+	ADDQ         $0x20, AX
+	DECQ         CX
+	JNZ          decay8_loop
+	VZEROUPPER
+	RET
+
+// func conv8(dst *float32, w0 *float32, w1 *float32, w2 *float32, w3 *float32, u0 *float32, u1 *float32, u2 *float32, u3 *float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·conv8(SB), NOSPLIT, $0-80
+	MOVQ dst+0(FP), AX
+	MOVQ n+72(FP), CX
+	MOVQ w0+8(FP), DX
+	MOVQ w1+16(FP), BX
+	MOVQ w2+24(FP), SI
+	MOVQ w3+32(FP), DI
+	MOVQ u0+40(FP), R8
+	MOVQ u1+48(FP), R9
+	MOVQ u2+56(FP), R10
+	MOVQ u3+64(FP), R11
+
+conv8_loop:
+	VMOVUPS      (DX), Y0
+	ADDQ         $0x20, DX
+	VMOVUPS      (BX), Y1
+	ADDQ         $0x20, BX
+	VMOVUPS      (SI), Y2
+	ADDQ         $0x20, SI
+	VMOVUPS      (DI), Y3
+	ADDQ         $0x20, DI
+	VMOVUPS      (R8), Y4
+	ADDQ         $0x20, R8
+	VMOVUPS      (R9), Y5
+	ADDQ         $0x20, R9
+	VMOVUPS      (R10), Y6
+	ADDQ         $0x20, R10
+	VMOVUPS      (R11), Y7
+	ADDQ         $0x20, R11
+	VXORPS       Y8, Y8, Y8
+	VFMADD231PS  Y4, Y0, Y8
+	VFMADD231PS  Y5, Y1, Y8
+	VFMADD231PS  Y6, Y2, Y8
+	VFMADD231PS  Y7, Y3, Y8
+	VORPS        c80000000<>+0(SB), Y8, Y0
+	VMOVUPS      cc2d00000<>+0(SB), Y1
+	VMOVUPS      c42b20000<>+0(SB), Y2
+	VMAXPS       Y0, Y1, Y0
+	VMINPS       Y0, Y2, Y0
+	VMOVUPS      c4b400000<>+0(SB), Y1
+	VFMADD231PS  c3fb8aa3b<>+0(SB), Y0, Y1
+	VPSUBD       c4b400000<>+0(SB), Y1, Y2
+	VSUBPS       c4b400000<>+0(SB), Y1, Y1
+	VFMADD231PS  cbf318000<>+0(SB), Y1, Y0
+	VFMADD231PS  c395e8083<>+0(SB), Y1, Y0
+	VMOVUPS      c39506967<>+0(SB), Y1
+	VFMADD213PS  c3ab743ce<>+0(SB), Y0, Y1
+	VFMADD213PS  c3c088908<>+0(SB), Y0, Y1
+	VFMADD213PS  c3d2aa9c1<>+0(SB), Y0, Y1
+	VFMADD213PS  c3e2aaaaa<>+0(SB), Y0, Y1
+	VFMADD213PS  c3f000000<>+0(SB), Y0, Y1
+	VFMADD213PS  c3f800000<>+0(SB), Y0, Y1
+	VFMADD213PS  c3f800000<>+0(SB), Y0, Y1
+	VPSRAD       $0x01, Y2, Y0
+	VPSUBD       Y0, Y2, Y2
+	VPADDD       c0000007f<>+0(SB), Y0, Y0
+	VPSLLD       $0x17, Y0, Y0
+	VMULPS       Y0, Y1, Y1
+	VPADDD       c0000007f<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y1, Y1
+	VMOVUPS      c3f800000<>+0(SB), Y0
+	VBLENDVPS    Y8, Y1, Y0, Y0
+	VMOVUPS      c3f800000<>+0(SB), Y2
+	VADDPS       Y1, Y2, Y3
+	VSUBPS       Y2, Y3, Y4
+	VSUBPS       Y4, Y1, Y1
+	VDIVPS       Y3, Y2, Y2
+	VMULPS       Y2, Y0, Y4
+	VFNMADD231PS Y3, Y4, Y0
+	VFNMADD231PS Y1, Y4, Y0
+	VFMADD231PS  Y2, Y0, Y4
+	VMULPS       Y4, Y8, Y0
+	VMOVUPS      Y0, (AX)
+	ADDQ         $0x20, AX
+	DECQ         CX
+	JNZ          conv8_loop
+	VZEROUPPER
+	RET
+
+// func dotLanes(acc *[8]float32, x *float32, y *float32, n int)
+// Requires: AVX, FMA3
+TEXT ·dotLanes(SB), NOSPLIT, $0-32
+	MOVQ    acc+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    n+24(FP), DX
+	VMOVUPS (AX), Y0
+	MOVQ    y+16(FP), BX
+
+dotLanes_loop:
+	VMOVUPS     (CX), Y1
+	VFMADD231PS (BX), Y1, Y0
+	VMOVUPS     32(CX), Y1
+	VFMADD231PS 32(BX), Y1, Y0
+	VMOVUPS     64(CX), Y1
+	VFMADD231PS 64(BX), Y1, Y0
+	VMOVUPS     96(CX), Y1
+	VFMADD231PS 96(BX), Y1, Y0
+	ADDQ        $+128, CX
+	ADDQ        $+128, BX
+	DECQ        DX
+	JNZ         dotLanes_loop
+	VMOVUPS     Y0, (AX)
+	VZEROUPPER
+	RET
+
+// func sumLanes(acc *[8]float32, x *float32, n int)
+// Requires: AVX
+TEXT ·sumLanes(SB), NOSPLIT, $0-24
+	MOVQ    acc+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    n+16(FP), DX
+	VMOVUPS (AX), Y0
+
+sumLanes_loop:
+	VADDPS  (CX), Y0, Y0
+	VADDPS  32(CX), Y0, Y0
+	VADDPS  64(CX), Y0, Y0
+	VADDPS  96(CX), Y0, Y0
+	ADDQ    $+128, CX
+	DECQ    DX
+	JNZ     sumLanes_loop
+	VMOVUPS Y0, (AX)
+	VZEROUPPER
+	RET
+
+// func kda32(s *float32, stride int, decay *float32, k *float32, q *float32, keys int, v *float32, o *float32, groups int, beta float32)
+// Requires: AVX, FMA3
+TEXT ·kda32(SB), NOSPLIT, $0-76
+	MOVQ s+0(FP), AX
+	MOVQ stride+8(FP), CX
+	MOVQ decay+16(FP), DX
+	MOVQ k+24(FP), BX
+	MOVQ q+32(FP), SI
+	MOVQ keys+40(FP), DI
+	MOVQ v+48(FP), R8
+	MOVQ o+56(FP), R9
+	MOVQ groups+64(FP), R10
+
+kda32_group:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   AX, R11
+	XORQ   R12, R12
+
+kda32_decay:
+	VBROADCASTSS (DX)(R12*4), Y4
+	VBROADCASTSS (BX)(R12*4), Y5
+	VMULPS       (R11), Y4, Y6
+	VMOVUPS      Y6, (R11)
+	VFMADD231PS  Y5, Y6, Y0
+	VMULPS       32(R11), Y4, Y6
+	VMOVUPS      Y6, 32(R11)
+	VFMADD231PS  Y5, Y6, Y1
+	VMULPS       64(R11), Y4, Y6
+	VMOVUPS      Y6, 64(R11)
+	VFMADD231PS  Y5, Y6, Y2
+	VMULPS       96(R11), Y4, Y4
+	VMOVUPS      Y4, 96(R11)
+	VFMADD231PS  Y5, Y4, Y3
+	ADDQ         CX, R11
+	INCQ         R12
+	CMPQ         R12, DI
+	JNE          kda32_decay
+	VBROADCASTSS beta+72(FP), Y7
+	VMOVUPS      (R8), Y4
+	VSUBPS       Y0, Y4, Y4
+	VMULPS       Y7, Y4, Y0
+	VXORPS       Y4, Y4, Y4
+	VMOVUPS      32(R8), Y5
+	VSUBPS       Y1, Y5, Y5
+	VMULPS       Y7, Y5, Y1
+	VXORPS       Y5, Y5, Y5
+	VMOVUPS      64(R8), Y6
+	VSUBPS       Y2, Y6, Y6
+	VMULPS       Y7, Y6, Y2
+	VXORPS       Y6, Y6, Y6
+	VMOVUPS      96(R8), Y8
+	VSUBPS       Y3, Y8, Y8
+	VMULPS       Y7, Y8, Y3
+	VXORPS       Y7, Y7, Y7
+	MOVQ         AX, R11
+	XORQ         R12, R12
+
+kda32_update:
+	VBROADCASTSS (BX)(R12*4), Y8
+	VBROADCASTSS (SI)(R12*4), Y9
+	VMOVUPS      (R11), Y10
+	VFMADD231PS  Y0, Y8, Y10
+	VMOVUPS      Y10, (R11)
+	VFMADD231PS  Y9, Y10, Y4
+	VMOVUPS      32(R11), Y10
+	VFMADD231PS  Y1, Y8, Y10
+	VMOVUPS      Y10, 32(R11)
+	VFMADD231PS  Y9, Y10, Y5
+	VMOVUPS      64(R11), Y10
+	VFMADD231PS  Y2, Y8, Y10
+	VMOVUPS      Y10, 64(R11)
+	VFMADD231PS  Y9, Y10, Y6
+	VMOVUPS      96(R11), Y10
+	VFMADD231PS  Y3, Y8, Y10
+	VMOVUPS      Y10, 96(R11)
+	VFMADD231PS  Y9, Y10, Y7
+	ADDQ         CX, R11
+	INCQ         R12
+	CMPQ         R12, DI
+	JNE          kda32_update
+	VMOVUPS      Y4, (R9)
+	VMOVUPS      Y5, 32(R9)
+	VMOVUPS      Y6, 64(R9)
+	VMOVUPS      Y7, 96(R9)
+	ADDQ         $+128, AX
+	ADDQ         $+128, R8
+	ADDQ         $+128, R9
+	DECQ         R10
+	JNZ          kda32_group
+	VZEROUPPER
+	RET
+
+// func kda8(s *float32, stride int, decay *float32, k *float32, q *float32, keys int, v *float32, o *float32, groups int, beta float32)
+// Requires: AVX, FMA3
+TEXT ·kda8(SB), NOSPLIT, $0-76
+	MOVQ s+0(FP), AX
+	MOVQ stride+8(FP), CX
+	MOVQ decay+16(FP), DX
+	MOVQ k+24(FP), BX
+	MOVQ q+32(FP), SI
+	MOVQ keys+40(FP), DI
+	MOVQ v+48(FP), R8
+	MOVQ o+56(FP), R9
+	MOVQ groups+64(FP), R10
+
+kda8_group:
+	VXORPS Y0, Y0, Y0
+	MOVQ   AX, R11
+	XORQ   R12, R12
+
+kda8_decay:
+	VBROADCASTSS (DX)(R12*4), Y1
+	VBROADCASTSS (BX)(R12*4), Y2
+	VMULPS       (R11), Y1, Y1
+	VMOVUPS      Y1, (R11)
+	VFMADD231PS  Y2, Y1, Y0
+	ADDQ         CX, R11
+	INCQ         R12
+	CMPQ         R12, DI
+	JNE          kda8_decay
+	VBROADCASTSS beta+72(FP), Y1
+	VMOVUPS      (R8), Y2
+	VSUBPS       Y0, Y2, Y2
+	VMULPS       Y1, Y2, Y0
+	VXORPS       Y1, Y1, Y1
+	MOVQ         AX, R11
+	XORQ         R12, R12
+
+kda8_update:
+	VBROADCASTSS (BX)(R12*4), Y2
+	VBROADCASTSS (SI)(R12*4), Y3
+	VMOVUPS      (R11), Y4
+	VFMADD231PS  Y0, Y2, Y4
+	VMOVUPS      Y4, (R11)
+	VFMADD231PS  Y3, Y4, Y1
+	ADDQ         CX, R11
+	INCQ         R12
+	CMPQ         R12, DI
+	JNE          kda8_update
+	VMOVUPS      Y1, (R9)
+	ADDQ         $+32, AX
+	ADDQ         $+32, R8
+	ADDQ         $+32, R9
+	DECQ         R10
+	JNZ          kda8_group
+	VZEROUPPER
+	RET
+
+// func chainBF164x2(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·chainBF164x2(SB), NOSPLIT, $0-64
+	MOVQ    ys+8(FP), AX
+	MOVQ    ws+24(FP), CX
+	MOVQ    xs+40(FP), DX
+	MOVQ    y+0(FP), BX
+	LEAQ    (AX)(AX*2), SI
+	LEAQ    (DX)(DX*2), R8
+	MOVQ    w+16(FP), R9
+	MOVQ    groups+56(FP), R10
+	VMOVDQU spread<>+0(SB), Y0
+
+chainBF164x2_group:
+	VMOVUPS (BX), Y1
+	VMOVUPS 32(BX), Y2
+	VMOVUPS (BX)(AX*1), Y3
+	VMOVUPS 32(BX)(AX*1), Y4
+	VMOVUPS (BX)(AX*2), Y5
+	VMOVUPS 32(BX)(AX*2), Y6
+	VMOVUPS (BX)(SI*1), Y7
+	VMOVUPS 32(BX)(SI*1), Y8
+	MOVQ    R9, R11
+	MOVQ    x+32(FP), DI
+	MOVQ    terms+48(FP), R12
+
+chainBF164x2_term:
+	VBROADCASTI128 (R11), Y9
+	VPSHUFB        Y0, Y9, Y9
+	VBROADCASTI128 16(R11), Y10
+	VPSHUFB        Y0, Y10, Y10
+	VBROADCASTSS   (DI), Y11
+	VFMADD231PS    Y11, Y9, Y1
+	VFMADD231PS    Y11, Y10, Y2
+	VBROADCASTSS   (DI)(DX*1), Y11
+	VFMADD231PS    Y11, Y9, Y3
+	VFMADD231PS    Y11, Y10, Y4
+	VBROADCASTSS   (DI)(DX*2), Y11
+	VFMADD231PS    Y11, Y9, Y5
+	VFMADD231PS    Y11, Y10, Y6
+	VBROADCASTSS   (DI)(R8*1), Y11
+	VFMADD231PS    Y11, Y9, Y7
+	VFMADD231PS    Y11, Y10, Y8
+	ADDQ           CX, R11
+	ADDQ           $0x04, DI
+	DECQ           R12
+	JNZ            chainBF164x2_term
+	VMOVUPS        Y1, (BX)
+	VMOVUPS        Y2, 32(BX)
+	VMOVUPS        Y3, (BX)(AX*1)
+	VMOVUPS        Y4, 32(BX)(AX*1)
+	VMOVUPS        Y5, (BX)(AX*2)
+	VMOVUPS        Y6, 32(BX)(AX*2)
+	VMOVUPS        Y7, (BX)(SI*1)
+	VMOVUPS        Y8, 32(BX)(SI*1)
+	ADDQ           $+32, R9
+	ADDQ           $+64, BX
+	DECQ           R10
+	JNZ            chainBF164x2_group
+	VZEROUPPER
+	RET
+
+// func chainBF161x8(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·chainBF161x8(SB), NOSPLIT, $0-64
+	MOVQ    ys+8(FP), AX
+	MOVQ    ws+24(FP), AX
+	MOVQ    xs+40(FP), CX
+	MOVQ    y+0(FP), CX
+	MOVQ    w+16(FP), BX
+	MOVQ    groups+56(FP), SI
+	VMOVDQU spread<>+0(SB), Y0
+
+chainBF161x8_group:
+	VMOVUPS (CX), Y1
+	VMOVUPS 32(CX), Y2
+	VMOVUPS 64(CX), Y3
+	VMOVUPS 96(CX), Y4
+	VMOVUPS 128(CX), Y5
+	VMOVUPS 160(CX), Y6
+	VMOVUPS 192(CX), Y7
+	VMOVUPS 224(CX), Y8
+	MOVQ    BX, DI
+	MOVQ    x+32(FP), DX
+	MOVQ    terms+48(FP), R8
+
+chainBF161x8_term:
+	VBROADCASTSS   (DX), Y9
+	VBROADCASTI128 (DI), Y10
+	VPSHUFB        Y0, Y10, Y10
+	VFMADD231PS    Y9, Y10, Y1
+	VBROADCASTI128 16(DI), Y10
+	VPSHUFB        Y0, Y10, Y10
+	VFMADD231PS    Y9, Y10, Y2
+	VBROADCASTI128 32(DI), Y10
+	VPSHUFB        Y0, Y10, Y10
+	VFMADD231PS    Y9, Y10, Y3
+	VBROADCASTI128 48(DI), Y10
+	VPSHUFB        Y0, Y10, Y10
+	VFMADD231PS    Y9, Y10, Y4
+	VBROADCASTI128 64(DI), Y10
+	VPSHUFB        Y0, Y10, Y10
+	VFMADD231PS    Y9, Y10, Y5
+	VBROADCASTI128 80(DI), Y10
+	VPSHUFB        Y0, Y10, Y10
+	VFMADD231PS    Y9, Y10, Y6
+	VBROADCASTI128 96(DI), Y10
+	VPSHUFB        Y0, Y10, Y10
+	VFMADD231PS    Y9, Y10, Y7
+	VBROADCASTI128 112(DI), Y10
+	VPSHUFB        Y0, Y10, Y10
+	VFMADD231PS    Y9, Y10, Y8
+	ADDQ           AX, DI
+	ADDQ           $0x04, DX
+	DECQ           R8
+	JNZ            chainBF161x8_term
+	VMOVUPS        Y1, (CX)
+	VMOVUPS        Y2, 32(CX)
+	VMOVUPS        Y3, 64(CX)
+	VMOVUPS        Y4, 96(CX)
+	VMOVUPS        Y5, 128(CX)
+	VMOVUPS        Y6, 160(CX)
+	VMOVUPS        Y7, 192(CX)
+	VMOVUPS        Y8, 224(CX)
+	ADDQ           $+128, BX
+	ADDQ           $+256, CX
+	DECQ           SI
+	JNZ            chainBF161x8_group
+	VZEROUPPER
+	RET
+
+// func chainBF164x1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·chainBF164x1(SB), NOSPLIT, $0-64
+	MOVQ    ys+8(FP), AX
+	MOVQ    ws+24(FP), CX
+	MOVQ    xs+40(FP), DX
+	MOVQ    y+0(FP), BX
+	LEAQ    (AX)(AX*2), SI
+	LEAQ    (DX)(DX*2), R8
+	MOVQ    w+16(FP), R9
+	MOVQ    groups+56(FP), R10
+	VMOVDQU spread<>+0(SB), Y0
+
+chainBF164x1_group:
+	VMOVUPS (BX), Y1
+	VMOVUPS (BX)(AX*1), Y2
+	VMOVUPS (BX)(AX*2), Y3
+	VMOVUPS (BX)(SI*1), Y4
+	MOVQ    R9, R11
+	MOVQ    x+32(FP), DI
+	MOVQ    terms+48(FP), R12
+
+chainBF164x1_term:
+	VBROADCASTI128 (R11), Y5
+	VPSHUFB        Y0, Y5, Y5
+	VBROADCASTSS   (DI), Y6
+	VFMADD231PS    Y6, Y5, Y1
+	VBROADCASTSS   (DI)(DX*1), Y6
+	VFMADD231PS    Y6, Y5, Y2
+	VBROADCASTSS   (DI)(DX*2), Y6
+	VFMADD231PS    Y6, Y5, Y3
+	VBROADCASTSS   (DI)(R8*1), Y6
+	VFMADD231PS    Y6, Y5, Y4
+	ADDQ           CX, R11
+	ADDQ           $0x04, DI
+	DECQ           R12
+	JNZ            chainBF164x1_term
+	VMOVUPS        Y1, (BX)
+	VMOVUPS        Y2, (BX)(AX*1)
+	VMOVUPS        Y3, (BX)(AX*2)
+	VMOVUPS        Y4, (BX)(SI*1)
+	ADDQ           $+16, R9
+	ADDQ           $+32, BX
+	DECQ           R10
+	JNZ            chainBF164x1_group
+	VZEROUPPER
+	RET
+
+// func chainBF161x1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·chainBF161x1(SB), NOSPLIT, $0-64
+	MOVQ    ys+8(FP), AX
+	MOVQ    ws+24(FP), AX
+	MOVQ    xs+40(FP), CX
+	MOVQ    y+0(FP), CX
+	MOVQ    w+16(FP), BX
+	MOVQ    groups+56(FP), SI
+	VMOVDQU spread<>+0(SB), Y0
+
+chainBF161x1_group:
+	VMOVUPS (CX), Y1
+	MOVQ    BX, DI
+	MOVQ    x+32(FP), DX
+	MOVQ    terms+48(FP), R8
+
+chainBF161x1_term:
+	VBROADCASTSS   (DX), Y2
+	VBROADCASTI128 (DI), Y3
+	VPSHUFB        Y0, Y3, Y3
+	VFMADD231PS    Y2, Y3, Y1
+	ADDQ           AX, DI
+	ADDQ           $0x04, DX
+	DECQ           R8
+	JNZ            chainBF161x1_term
+	VMOVUPS        Y1, (CX)
+	ADDQ           $+16, BX
+	ADDQ           $+32, CX
+	DECQ           SI
+	JNZ            chainBF161x1_group
+	VZEROUPPER
+	RET
+
+// func chainF324x2(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+// Requires: AVX, FMA3
+TEXT ·chainF324x2(SB), NOSPLIT, $0-64
+	MOVQ ys+8(FP), AX
+	MOVQ ws+24(FP), CX
+	MOVQ xs+40(FP), DX
+	MOVQ y+0(FP), BX
+	LEAQ (AX)(AX*2), SI
+	LEAQ (DX)(DX*2), R8
+	MOVQ w+16(FP), R9
+	MOVQ groups+56(FP), R10
+
+chainF324x2_group:
+	VMOVUPS (BX), Y0
+	VMOVUPS 32(BX), Y1
+	VMOVUPS (BX)(AX*1), Y2
+	VMOVUPS 32(BX)(AX*1), Y3
+	VMOVUPS (BX)(AX*2), Y4
+	VMOVUPS 32(BX)(AX*2), Y5
+	VMOVUPS (BX)(SI*1), Y6
+	VMOVUPS 32(BX)(SI*1), Y7
+	MOVQ    R9, R11
+	MOVQ    x+32(FP), DI
+	MOVQ    terms+48(FP), R12
+
+chainF324x2_term:
+	VMOVUPS      (R11), Y8
+	VMOVUPS      32(R11), Y9
+	VBROADCASTSS (DI), Y10
+	VFMADD231PS  Y10, Y8, Y0
+	VFMADD231PS  Y10, Y9, Y1
+	VBROADCASTSS (DI)(DX*1), Y10
+	VFMADD231PS  Y10, Y8, Y2
+	VFMADD231PS  Y10, Y9, Y3
+	VBROADCASTSS (DI)(DX*2), Y10
+	VFMADD231PS  Y10, Y8, Y4
+	VFMADD231PS  Y10, Y9, Y5
+	VBROADCASTSS (DI)(R8*1), Y10
+	VFMADD231PS  Y10, Y8, Y6
+	VFMADD231PS  Y10, Y9, Y7
+	ADDQ         CX, R11
+	ADDQ         $0x04, DI
+	DECQ         R12
+	JNZ          chainF324x2_term
+	VMOVUPS      Y0, (BX)
+	VMOVUPS      Y1, 32(BX)
+	VMOVUPS      Y2, (BX)(AX*1)
+	VMOVUPS      Y3, 32(BX)(AX*1)
+	VMOVUPS      Y4, (BX)(AX*2)
+	VMOVUPS      Y5, 32(BX)(AX*2)
+	VMOVUPS      Y6, (BX)(SI*1)
+	VMOVUPS      Y7, 32(BX)(SI*1)
+	ADDQ         $+64, R9
+	ADDQ         $+64, BX
+	DECQ         R10
+	JNZ          chainF324x2_group
+	VZEROUPPER
+	RET
+
+// func chainF321x8(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+// Requires: AVX, FMA3
+TEXT ·chainF321x8(SB), NOSPLIT, $0-64
+	MOVQ ys+8(FP), AX
+	MOVQ ws+24(FP), AX
+	MOVQ xs+40(FP), CX
+	MOVQ y+0(FP), CX
+	MOVQ w+16(FP), BX
+	MOVQ groups+56(FP), SI
+
+chainF321x8_group:
+	VMOVUPS (CX), Y0
+	VMOVUPS 32(CX), Y1
+	VMOVUPS 64(CX), Y2
+	VMOVUPS 96(CX), Y3
+	VMOVUPS 128(CX), Y4
+	VMOVUPS 160(CX), Y5
+	VMOVUPS 192(CX), Y6
+	VMOVUPS 224(CX), Y7
+	MOVQ    BX, DI
+	MOVQ    x+32(FP), DX
+	MOVQ    terms+48(FP), R8
+
+chainF321x8_term:
+	VBROADCASTSS (DX), Y8
+	VMOVUPS      (DI), Y9
+	VFMADD231PS  Y8, Y9, Y0
+	VMOVUPS      32(DI), Y9
+	VFMADD231PS  Y8, Y9, Y1
+	VMOVUPS      64(DI), Y9
+	VFMADD231PS  Y8, Y9, Y2
+	VMOVUPS      96(DI), Y9
+	VFMADD231PS  Y8, Y9, Y3
+	VMOVUPS      128(DI), Y9
+	VFMADD231PS  Y8, Y9, Y4
+	VMOVUPS      160(DI), Y9
+	VFMADD231PS  Y8, Y9, Y5
+	VMOVUPS      192(DI), Y9
+	VFMADD231PS  Y8, Y9, Y6
+	VMOVUPS      224(DI), Y9
+	VFMADD231PS  Y8, Y9, Y7
+	ADDQ         AX, DI
+	ADDQ         $0x04, DX
+	DECQ         R8
+	JNZ          chainF321x8_term
+	VMOVUPS      Y0, (CX)
+	VMOVUPS      Y1, 32(CX)
+	VMOVUPS      Y2, 64(CX)
+	VMOVUPS      Y3, 96(CX)
+	VMOVUPS      Y4, 128(CX)
+	VMOVUPS      Y5, 160(CX)
+	VMOVUPS      Y6, 192(CX)
+	VMOVUPS      Y7, 224(CX)
+	ADDQ         $+256, BX
+	ADDQ         $+256, CX
+	DECQ         SI
+	JNZ          chainF321x8_group
+	VZEROUPPER
+	RET
+
+// func chainF324x1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+// Requires: AVX, FMA3
+TEXT ·chainF324x1(SB), NOSPLIT, $0-64
+	MOVQ ys+8(FP), AX
+	MOVQ ws+24(FP), CX
+	MOVQ xs+40(FP), DX
+	MOVQ y+0(FP), BX
+	LEAQ (AX)(AX*2), SI
+	LEAQ (DX)(DX*2), R8
+	MOVQ w+16(FP), R9
+	MOVQ groups+56(FP), R10
+
+chainF324x1_group:
+	VMOVUPS (BX), Y0
+	VMOVUPS (BX)(AX*1), Y1
+	VMOVUPS (BX)(AX*2), Y2
+	VMOVUPS (BX)(SI*1), Y3
+	MOVQ    R9, R11
+	MOVQ    x+32(FP), DI
+	MOVQ    terms+48(FP), R12
+
+chainF324x1_term:
+	VMOVUPS      (R11), Y4
+	VBROADCASTSS (DI), Y5
+	VFMADD231PS  Y5, Y4, Y0
+	VBROADCASTSS (DI)(DX*1), Y5
+	VFMADD231PS  Y5, Y4, Y1
+	VBROADCASTSS (DI)(DX*2), Y5
+	VFMADD231PS  Y5, Y4, Y2
+	VBROADCASTSS (DI)(R8*1), Y5
+	VFMADD231PS  Y5, Y4, Y3
+	ADDQ         CX, R11
+	ADDQ         $0x04, DI
+	DECQ         R12
+	JNZ          chainF324x1_term
+	VMOVUPS      Y0, (BX)
+	VMOVUPS      Y1, (BX)(AX*1)
+	VMOVUPS      Y2, (BX)(AX*2)
+	VMOVUPS      Y3, (BX)(SI*1)
+	ADDQ         $+32, R9
+	ADDQ         $+32, BX
+	DECQ         R10
+	JNZ          chainF324x1_group
+	VZEROUPPER
+	RET
+
+// func chainF321x1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+// Requires: AVX, FMA3
+TEXT ·chainF321x1(SB), NOSPLIT, $0-64
+	MOVQ ys+8(FP), AX
+	MOVQ ws+24(FP), AX
+	MOVQ xs+40(FP), CX
+	MOVQ y+0(FP), CX
+	MOVQ w+16(FP), BX
+	MOVQ groups+56(FP), SI
+
+chainF321x1_group:
+	VMOVUPS (CX), Y0
+	MOVQ    BX, DI
+	MOVQ    x+32(FP), DX
+	MOVQ    terms+48(FP), R8
+
+chainF321x1_term:
+	VBROADCASTSS (DX), Y1
+	VMOVUPS      (DI), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	ADDQ         AX, DI
+	ADDQ         $0x04, DX
+	DECQ         R8
+	JNZ          chainF321x1_term
+	VMOVUPS      Y0, (CX)
+	ADDQ         $+32, BX
+	ADDQ         $+32, CX
+	DECQ         SI
+	JNZ          chainF321x1_group
+	VZEROUPPER
+	RET

@@ -324,3 +324,129 @@ func byteSpan(p *byte, n int, least *[32]byte, most *[32]byte)
 //
 //go:noescape
 func reduce(y *float32, acc *float32, n int)
+
+// exp8: dst = e^x, for n groups of eight.
+//
+//go:noescape
+func exp8(dst *float32, x *float32, n int)
+
+// sigmoid8: dst = sigmoid(x), for n groups of eight.
+//
+//go:noescape
+func sigmoid8(dst *float32, x *float32, n int)
+
+// tanh8: dst = tanh(x), for n groups of eight.
+//
+//go:noescape
+func tanh8(dst *float32, x *float32, n int)
+
+// situ8: dst = SiTU(x, y), for n groups of eight.
+//
+//go:noescape
+func situ8(dst *float32, x *float32, y *float32, n int, beta float32, linear float32)
+
+// scaleMul8: dst = (x * a) * y, for n groups of eight.
+//
+//go:noescape
+func scaleMul8(dst *float32, x *float32, y *float32, n int, a float32)
+
+// gate8: dst = x * sigmoid(y), for n groups of eight.
+//
+//go:noescape
+func gate8(dst *float32, x *float32, y *float32, n int)
+
+// add8: dst = x + y, for n groups of eight.
+//
+//go:noescape
+func add8(dst *float32, x *float32, y *float32, n int)
+
+// axpy8: dst = fma(x, a, y), for n groups of eight.
+//
+//go:noescape
+func axpy8(dst *float32, x *float32, y *float32, n int, a float32)
+
+// scale8: dst = x * a, for n groups of eight.
+//
+//go:noescape
+func scale8(dst *float32, x *float32, n int, a float32)
+
+// div8: dst = x / a, for n groups of eight.
+//
+//go:noescape
+func div8(dst *float32, x *float32, n int, a float32)
+
+// decay8: dst = exp(lower * sigmoid(a * (x + y))), for n groups of eight.
+//
+//go:noescape
+func decay8(dst *float32, x *float32, y *float32, n int, a float32, lower float32)
+
+// conv8: dst = silu(fma chain of w*u from +0), for n groups of eight.
+//
+//go:noescape
+func conv8(dst *float32, w0 *float32, w1 *float32, w2 *float32, w3 *float32, u0 *float32, u1 *float32, u2 *float32, u3 *float32, n int)
+
+// dotLanes: acc[lane] = fma(x[8i+lane], y[8i+lane], acc[lane]), for n groups of 32.
+//
+//go:noescape
+func dotLanes(acc *[8]float32, x *float32, y *float32, n int)
+
+// sumLanes: acc[lane] += x[8i+lane], for n groups of 32.
+//
+//go:noescape
+func sumLanes(acc *[8]float32, x *float32, n int)
+
+// kda32: for groups of 32 columns of the state [keys][stride bytes], per column:
+//
+//	s[i] = s[i]*decay[i]; u = fma(k[i], s[i], u), i ascending from u = +0; u = beta * (v - u)
+//	s[i] = fma(k[i], u, s[i]); o = fma(q[i], s[i], o), i ascending from o = +0
+//
+//go:noescape
+func kda32(s *float32, stride int, decay *float32, k *float32, q *float32, keys int, v *float32, o *float32, groups int, beta float32)
+
+// kda8: for groups of 8 columns of the state [keys][stride bytes], per column:
+//
+//	s[i] = s[i]*decay[i]; u = fma(k[i], s[i], u), i ascending from u = +0; u = beta * (v - u)
+//	s[i] = fma(k[i], u, s[i]); o = fma(q[i], s[i], o), i ascending from o = +0
+//
+//go:noescape
+func kda8(s *float32, stride int, decay *float32, k *float32, q *float32, keys int, v *float32, o *float32, groups int, beta float32)
+
+// chainBF164x2: for groups of 16 columns and 4 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainBF164x2(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainBF161x8: for groups of 64 columns and 1 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainBF161x8(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainBF164x1: for groups of 8 columns and 4 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainBF164x1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainBF161x1: for groups of 8 columns and 1 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainBF161x1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainF324x2: for groups of 16 columns and 4 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainF324x2(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainF321x8: for groups of 64 columns and 1 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainF321x8(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainF324x1: for groups of 8 columns and 4 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainF324x1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainF321x1: for groups of 8 columns and 1 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainF321x1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)

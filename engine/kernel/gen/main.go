@@ -28,6 +28,7 @@ func main() {
 		tiles()
 		mx()
 		reduce()
+		elementwise()
 	case "base":
 		base()
 	default:

@@ -15,14 +15,26 @@ const tileSignature = "func(w *byte, ws int, x *float32, xs int, acc *float32, a
 // loads feed twelve multiply-adds, and twelve accumulators, three weights and one
 // activation are the sixteen registers.
 func tiles() {
-	spread := words("spread",
-		0x01008080, 0x03028080, 0x05048080, 0x07068080,
-		0x09088080, 0x0b0a8080, 0x0d0c8080, 0x0f0e8080)
+	spread := spreadWords()
 	for _, f := range []string{"BF16", "Int8", "F32"} {
 		for _, s := range [][2]int{{4, 1}, {4, 2}, {3, 3}, {3, 4}, {1, 1}, {1, 2}, {1, 3}, {1, 4}} {
 			tile(f, s[0], s[1], spread)
 		}
 	}
+}
+
+var spreadData *Mem
+
+// spreadWords is the shuffle that moves eight bf16 values to the upper halves of
+// eight words.
+func spreadWords() Mem {
+	if spreadData == nil {
+		m := words("spread",
+			0x01008080, 0x03028080, 0x05048080, 0x07068080,
+			0x09088080, 0x0b0a8080, 0x0d0c8080, 0x0f0e8080)
+		spreadData = &m
+	}
+	return *spreadData
 }
 
 // widen leaves eight weights at m as float32 in v: one load and one shuffle for
