@@ -45,8 +45,9 @@ type Spine interface {
 
 // Experts gives the routed experts of a layer.
 type Experts interface {
-	// Stream calls use once for each of ids, in that order; ids ascend. The weights
-	// are valid during the call. An error of use ends the stream and is returned.
+	// Stream calls use once for each of ids, i being its place in ids, one call at a
+	// time and in whatever order the weights arrive. They are valid during the call. An error
+	// of use ends the stream and is returned.
 	Stream(ctx context.Context, layer int, ids []int32, use func(i int, e *Expert) error) error
 	// Counters accounts for all streams so far; LayerPasses is not the source's to
 	// count.

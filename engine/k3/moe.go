@@ -91,8 +91,9 @@ func top(dst []int32, score []float32) {
 	slices.Sort(dst)
 }
 
-// routed adds the routed experts of every row to sum, each expert of the union
-// streamed once and applied to all its rows, in ascending id.
+// routed adds the routed experts of every row to sum. Each expert of the union is
+// streamed once and applied to all its rows. Experts may come in any order;
+// results that come before a lower id's wait, so that they are added in ascending id.
 func (m *Model) routed(ctx context.Context, sum, z kernel.Mat, l int, ids []int32, weights []float32) error {
 	c := m.Config
 	groups := prefill.Plan(ids, c.TopK, c.Experts)
@@ -101,37 +102,46 @@ func (m *Model) routed(ctx context.Context, sum, z kernel.Mat, l int, ids []int3
 	for i, g := range groups {
 		union[i], most = g.Expert, max(most, len(g.Rows))
 	}
-	gate, up, y := m.arena.mat(most, c.MoEInter), m.arena.mat(most, c.MoEInter), m.arena.mat(most, c.Latent)
+	gate, up := m.arena.mat(most, c.MoEInter), m.arena.mat(most, c.MoEInter)
+	waiting := make([]kernel.Mat, len(groups))
+	next := 0
+	add := func(g *prefill.Group, y kernel.Mat) {
+		m.Pool.RunCost(y.Rows, c.Latent, func(_ *kernel.Scratch, j int) {
+			kernel.Axpy(sum.Row(int(g.Rows[j])), y.Row(j), weights[g.Slots[j]])
+		})
+	}
+	at := m.arena.mark()
 	return m.Experts.Stream(ctx, l, union, func(i int, e *Expert) error {
-		if err := ctx.Err(); err != nil {
-			return err
+		g := &groups[i]
+		if i != next {
+			waiting[i] = kernel.NewMat(len(g.Rows), c.Latent)
+			m.expert(waiting[i], z, gate, up, e, g.Rows)
+			return nil
 		}
-		step := len(groups[i].Rows)
-		if !expertBatch.On() {
-			step = 1
-		}
-		for rows, slots := range zipChunks(groups[i].Rows, groups[i].Slots, step) {
-			n := len(rows)
-			g, u, d := gate.Slice(0, n), up.Slice(0, n), y.Slice(0, n)
-			m.Pool.MatMul(kernel.Job{Y: g, X: z, W: &e.Gate, Index: rows}, kernel.Job{Y: u, X: z, W: &e.Up, Index: rows})
-			m.situ(g, u)
-			m.Pool.MatMul(kernel.Job{Y: d, X: g, W: &e.Down})
-			m.Pool.RunCost(n, c.Latent, func(_ *kernel.Scratch, j int) {
-				kernel.Axpy(sum.Row(int(rows[j])), d.Row(j), weights[slots[j]])
-			})
+		m.arena.release(at)
+		y := m.arena.mat(len(g.Rows), c.Latent)
+		m.expert(y, z, gate, up, e, g.Rows)
+		add(g, y)
+		for next++; next < len(groups) && waiting[next].Rows > 0; next++ {
+			add(&groups[next], waiting[next])
+			waiting[next] = kernel.Mat{}
 		}
 		return nil
 	})
 }
 
-// zipChunks yields matching runs of at most n elements of a and b.
-func zipChunks(a, b []int32, n int) func(yield func(a, b []int32) bool) {
-	return func(yield func(a, b []int32) bool) {
-		for lo := 0; lo < len(a); lo += n {
-			hi := min(lo+n, len(a))
-			if !yield(a[lo:hi], b[lo:hi]) {
-				return
-			}
-		}
+// expert sets y to the expert's output for the given rows of z: Down(situ(Gate z, Up z)).
+// gate and up are buffers of at least as many rows.
+func (m *Model) expert(y, z, gate, up kernel.Mat, e *Expert, rows []int32) {
+	step := len(rows)
+	if !expertBatch.On() {
+		step = 1
+	}
+	for lo := 0; lo < len(rows); lo += step {
+		hi := min(lo+step, len(rows))
+		g, u := gate.Slice(0, hi-lo), up.Slice(0, hi-lo)
+		m.Pool.MatMul(kernel.Job{Y: g, X: z, W: &e.Gate, Index: rows[lo:hi]}, kernel.Job{Y: u, X: z, W: &e.Up, Index: rows[lo:hi]})
+		m.situ(g, u)
+		m.Pool.MatMul(kernel.Job{Y: y.Slice(lo, hi), X: g, W: &e.Down})
 	}
 }
