@@ -162,6 +162,12 @@ func (Bench) Kernels() error {
 	return sh(nil, "go", "run", "./engine/kernel/kernelbench", "-json", "bench-kernels.json")
 }
 
+// Switches measures what each optimisation is worth on K3-nano and writes
+// bench-switches.json.
+func (Bench) Switches() error {
+	return sh(nil, "go", "run", "./engine/switchbench", "-json", "bench-switches.json")
+}
+
 // Verify runs all gates, one line each, and fails if one fails. The output of a
 // gate is kept in a file that its line names when it fails.
 func Verify(ctx context.Context) error {
