@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"deltafin/engine/k3"
 	"deltafin/engine/kernel"
 	"deltafin/engine/opt"
 	"deltafin/golden"
@@ -213,5 +214,61 @@ func TestParity(t *testing.T) {
 				t.Logf("%-28s %2d prompts, one hash each", v.name, n)
 			}
 		})
+	}
+}
+
+// shuffled hands experts out in random order.
+type shuffled struct {
+	k3.Experts
+	rng *rand.Rand
+}
+
+func (s shuffled) Stream(ctx context.Context, layer int, ids []int32, use func(i int, e *k3.Expert) error) error {
+	for _, i := range s.rng.Perm(len(ids)) {
+		if err := s.Experts.Stream(ctx, layer, ids[i:i+1], func(_ int, e *k3.Expert) error { return use(i, e) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestArrivalOrderDoesNotMatter lets the experts of every layer come in random order.
+func TestArrivalOrderDoesNotMatter(t *testing.T) {
+	for _, set := range golden.Sets {
+		e := openSet(t, set, Options{})
+		e.model.Experts = shuffled{e.model.Experts, rand.New(rand.NewPCG(9, 9))}
+		cases, err := golden.Cases(set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range cases[:5] {
+			ids := append(slices.Clone(c.PromptIDs), c.Greedy[:len(c.Greedy)-1]...)
+			rows := replay(t, e, ids, []int{len(ids)}, len(c.PromptIDs)-1)
+			if got := golden.HashRows(rows); got != c.LogitsSHA256 {
+				t.Errorf("%s: logits hash %s, frozen %s", c.Key(), got, c.LogitsSHA256)
+			}
+		}
+	}
+}
+
+// TestLongContextIsOneHash goes over several segments of the attention (1024 positions
+// each) in several ways: K3-nano, random tokens.
+func TestLongContextIsOneHash(t *testing.T) {
+	e := openSet(t, "nano", Options{})
+	rng := rand.New(rand.NewPCG(11, 12))
+	ids := make([]int, 2200)
+	for i := range ids {
+		ids[i] = rng.IntN(e.Config().Vocab)
+	}
+	hash := map[string]string{}
+	for name, split := range map[string][]int{
+		"at once": {2200}, "past the first segment": {1000, 1200}, "two segments and a bit": {2047, 1, 1, 151}, "of 64": every(64)(2200),
+	} {
+		hash[name] = golden.HashRows(replay(t, e, ids, split, 900))
+	}
+	for name, h := range hash {
+		if h != hash["at once"] {
+			t.Errorf("%s: logits hash %s, at once %s", name, h, hash["at once"])
+		}
 	}
 }

@@ -108,20 +108,22 @@ func (a *Attention) segment(acc, q, qr Mat, lo, hi int, s *Scratch) partial {
 	return t
 }
 
-// merge adds the segments of head j in ascending order by the rule of the blocks,
-// each segment being one entry of weight exp(m - m'), into o, and returns the sum.
-func merge(k *primitives, o []float32, ps []partial, j int) (l float32) {
-	m := float32(math.Inf(-1))
-	clear(o)
-	for i := range ps {
-		if ps[i].acc.Rows == 0 {
+// merge joins the segments of head j in ascending order into o and returns the sum: the
+// first is taken as it is, and each further one is an entry of weight exp(m - m') by the rule
+// of the blocks.
+func merge(k *primitives, o []float32, ps []partial, j int) float32 {
+	copy(o, ps[0].acc.Row(j))
+	m, l := ps[0].m[j], ps[0].l[j]
+	for i := range ps[1:] {
+		s := &ps[1+i]
+		if s.acc.Rows == 0 {
 			break // beyond what this row sees
 		}
-		m2 := max(m, ps[i].m[j])
-		c, e := exp1(m-m2), exp1(ps[i].m[j]-m2)
-		l = FMA(l, c, float32(e*ps[i].l[j]))
+		m2 := max(m, s.m[j])
+		c, e := exp1(m-m2), exp1(s.m[j]-m2)
+		l = FMA(l, c, float32(e*s.l[j]))
 		k.scale(o, o, c)
-		k.axpy(o, ps[i].acc.Row(j), e)
+		k.axpy(o, s.acc.Row(j), e)
 		m = m2
 	}
 	return l

@@ -84,7 +84,7 @@ func MixDepth(out []float32, v Mat, fold, inv []float32, scratch *Scratch) {
 	e := make([]float32, n)
 	m := float32(0)
 	for i := range e {
-		e[i] = p.dot(fold, v.Row(i)) * inv[i]
+		e[i] = float32(p.dot(fold, v.Row(i)) * inv[i])
 		if i == 0 || e[i] > m {
 			m = e[i]
 		}
