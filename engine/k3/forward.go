@@ -143,7 +143,7 @@ func (m *Model) feedForward(ctx context.Context, l int, d *depth, x, y kernel.Ma
 	if w.Dense != nil {
 		m.mlp(y, x, w.Dense)
 		clock(&m.times.Dense, &last)
-	} else if err := m.moe(ctx, y, x, l, w.MoE); err != nil {
+	} else if err := m.moe(ctx, y, x, l, w.MoE, func() { m.hint(l+1, d, x.Rows) }); err != nil {
 		return err
 	}
 	m.observe(l, "mlp_out", y)

@@ -54,6 +54,24 @@ type Experts interface {
 	Counters() prefill.Counters
 }
 
+// Routing is what chooses the experts of a layer: the mix, norm, router and bias of its
+// [FeedForward].
+type Routing struct {
+	Res, Norm []float32
+	Router    *kernel.Matrix
+	Bias      []float32
+}
+
+// A spine that has the routers of coming layers in memory, and experts that can be
+// read ahead, may say so by these methods. The model then guesses the next layer's
+// experts while this layer's are read. A guess can only change when bytes are read.
+type (
+	// RoutingSpine returns the routing of layer l, or nil if it is not in memory.
+	RoutingSpine interface{ Routing(l int) *Routing }
+	// Hinter is told which experts of a coming layer are likely, best first.
+	Hinter interface{ Hint(layer int, ids []int32) }
+)
+
 // Attention is a layer's first half (spec B.2, C.5 steps 1-4). Exactly one of KDA and
 // MLA is set.
 type Attention struct {

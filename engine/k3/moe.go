@@ -19,8 +19,9 @@ type MoE struct {
 	Shared MLP
 }
 
-// moe is out = Up(norm(sum of w[e] * expert[e](Down x))) + shared(x).
-func (m *Model) moe(ctx context.Context, out, x kernel.Mat, l int, w *MoE) error {
+// moe is out = Up(norm(sum of w[e] * expert[e](Down x))) + shared(x). hint is called
+// once, when the reads of this layer's experts are on their way.
+func (m *Model) moe(ctx context.Context, out, x kernel.Mat, l int, w *MoE, hint func()) error {
 	c, last := m.Config, time.Now()
 	rows := x.Rows
 	score, z := m.arena.mat(rows, c.Experts), m.arena.mat(rows, c.Latent)
@@ -33,7 +34,7 @@ func (m *Model) moe(ctx context.Context, out, x kernel.Mat, l int, w *MoE) error
 
 	sum := m.arena.mat(rows, c.Latent)
 	clear(sum.Data)
-	if err := m.routed(ctx, sum, z, l, ids, weights); err != nil {
+	if err := m.routed(ctx, sum, z, l, ids, weights, hint); err != nil {
 		return err
 	}
 	clock(&m.times.Experts, &last)
@@ -94,7 +95,7 @@ func top(dst []int32, score []float32) {
 // routed adds the routed experts of every row to sum. Each expert of the union is
 // streamed once and applied to all its rows. Experts may come in any order;
 // results that come before a lower id's wait, so that they are added in ascending id.
-func (m *Model) routed(ctx context.Context, sum, z kernel.Mat, l int, ids []int32, weights []float32) error {
+func (m *Model) routed(ctx context.Context, sum, z kernel.Mat, l int, ids []int32, weights []float32, hint func()) error {
 	c := m.Config
 	groups := prefill.Plan(ids, c.TopK, c.Experts)
 	union := make([]int32, len(groups))
@@ -112,6 +113,10 @@ func (m *Model) routed(ctx context.Context, sum, z kernel.Mat, l int, ids []int3
 	}
 	at := m.arena.mark()
 	return m.Experts.Stream(ctx, l, union, func(i int, e *Expert) error {
+		if hint != nil {
+			hint()
+			hint = nil
+		}
 		g := &groups[i]
 		if i != next {
 			waiting[i] = kernel.NewMat(len(g.Rows), c.Latent)
@@ -144,4 +149,44 @@ func (m *Model) expert(y, z, gate, up kernel.Mat, e *Expert, rows []int32) {
 		m.situ(g, u)
 		m.Pool.MatMul(kernel.Job{Y: y.Slice(lo, hi), X: g, W: &e.Down})
 	}
+}
+
+// hint tells the source of experts which ones layer l will likely route to, if both
+// can. A pass of many rows routes to nearly all experts, so that all are named, in the order of
+// use; for few rows the layer's own router is applied to the stream as it is now, most often chosen
+// first.
+func (m *Model) hint(l int, d *depth, rows int) {
+	c := m.Config
+	h, ok := m.Experts.(Hinter)
+	if !ok || l >= c.Layers || !c.IsMoE(l) {
+		return
+	}
+	if rows*c.TopK >= c.Experts {
+		all := make([]int32, c.Experts)
+		for e := range all {
+			all[e] = int32(e)
+		}
+		h.Hint(l, all)
+		return
+	}
+	s, ok := m.Spine.(RoutingSpine)
+	if !ok {
+		return
+	}
+	w := s.Routing(l)
+	if w == nil {
+		return
+	}
+	defer m.arena.release(m.arena.mark())
+	x, score := m.arena.mat(rows, c.Hidden), m.arena.mat(rows, c.Experts)
+	m.mixNorm(x, d, w.Res, w.Norm)
+	m.Pool.MatMul(kernel.Job{Y: score, X: x, W: w.Router})
+	ids, _ := m.route(score, w.Bias)
+	groups := prefill.Plan(ids, c.TopK, c.Experts)
+	slices.SortStableFunc(groups, func(a, b prefill.Group) int { return len(b.Rows) - len(a.Rows) })
+	likely := make([]int32, len(groups))
+	for i, g := range groups {
+		likely[i] = g.Expert
+	}
+	h.Hint(l, likely)
 }
