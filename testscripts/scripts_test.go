@@ -3,13 +3,11 @@
 package testscripts
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -17,17 +15,18 @@ import (
 	"deltafin/golden"
 )
 
-// bin is the directory of the built command.
-var bin string
+// shared is the directory of the built command and of a home that the scripts
+// share, so that the built-in model is unpacked once.
+var shared string
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
 		var err error
-		if bin, err = os.MkdirTemp("", "deltafin-bin-"); err != nil {
+		if shared, err = os.MkdirTemp("", "deltafin-scripts-"); err != nil {
 			panic(err)
 		}
-		defer os.RemoveAll(bin)
-		exe := filepath.Join(bin, "deltafin")
+		defer os.RemoveAll(shared)
+		exe := filepath.Join(shared, "deltafin")
 		if runtime.GOOS == "windows" {
 			exe += ".exe"
 		}
@@ -39,73 +38,47 @@ func TestMain(m *testing.M) {
 	}())
 }
 
+// tb is the key of a script's testing.TB.
+type tb struct{}
+
 func TestScenarios(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: ".",
 		Setup: func(env *testscript.Env) error {
-			env.Setenv("PATH", bin+string(filepath.ListSeparator)+env.Getenv("PATH"))
-			env.Setenv("XDG_CACHE_HOME", filepath.Join(env.WorkDir, "cache"))
-			env.Setenv("HOME", env.WorkDir)
+			env.Values[tb{}] = env.T()
+			env.Setenv("PATH", shared+string(filepath.ListSeparator)+env.Getenv("PATH"))
 			env.Setenv("GOLDEN", golden.Dir())
+			setHome(env.Setenv, shared)
 			return nil
 		},
-		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"code": code, "json": jsonField, "copymodel": copyModel, "oneline": oneLine,
-		},
+		Cmds:                commands,
+		Condition:           condition,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 	})
 }
 
-// code N command args...: runs a command and demands its exit code. Its output is
-// kept in the files stdout and stderr of the work directory.
-func code(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) < 2 {
-		ts.Fatalf("usage: code N command args...")
+// setHome makes dir the place of the user's cache, and NANO that of the built-in
+// model in it.
+func setHome(setenv func(key, value string), dir string) {
+	cache := filepath.Join(dir, "cache")
+	setenv("HOME", dir)
+	setenv("XDG_CACHE_HOME", cache)
+	setenv("LocalAppData", cache)
+	if runtime.GOOS == "darwin" {
+		cache = filepath.Join(dir, "Library", "Caches")
 	}
-	c := exec.Command(filepath.Join(bin, args[1]), args[2:]...)
-	c.Dir, c.Env = ts.MkAbs("."), append(os.Environ(), "XDG_CACHE_HOME="+ts.Getenv("XDG_CACHE_HOME"), "HOME="+ts.Getenv("HOME"))
-	var out, err strings.Builder
-	c.Stdout, c.Stderr = &out, &err
-	_ = c.Run() // its exit code is what counts
-	ts.Check(os.WriteFile(ts.MkAbs("stdout"), []byte(out.String()), 0o644))
-	ts.Check(os.WriteFile(ts.MkAbs("stderr"), []byte(err.String()), 0o644))
-	if got := fmt.Sprint(c.ProcessState.ExitCode()); got != args[0] {
-		ts.Fatalf("exit code %s, want %s\n%s", got, args[0], err.String())
-	}
+	setenv("CACHE", cache)
+	setenv("NANO", filepath.Join(cache, "deltafin", "k3-nano"))
 }
 
-// oneline FILE: the file has exactly one line, and it is no stack trace.
-func oneLine(ts *testscript.TestScript, neg bool, args []string) {
-	text := ts.ReadFile(args[0])
-	if strings.Count(text, "\n") != 1 || strings.Contains(text, "goroutine") {
-		ts.Fatalf("%s is not one line:\n%s", args[0], text)
+func condition(name string) (bool, error) {
+	switch name {
+	case "root": // to whom no file is closed
+		return os.Geteuid() == 0, nil
+	case "full": // the device that takes nothing
+		_, err := os.Stat("/dev/full")
+		return err == nil, nil
 	}
-}
-
-// json FILE FIELD WANT: field FIELD (a path with dots) of the JSON object in FILE is
-// WANT, as compact JSON.
-func jsonField(ts *testscript.TestScript, neg bool, args []string) {
-	if len(args) != 3 {
-		ts.Fatalf("usage: json FILE FIELD WANT")
-	}
-	var v any
-	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &v))
-	for _, f := range strings.Split(args[1], ".") {
-		m, ok := v.(map[string]any)
-		if _, has := m[f]; !ok || !has {
-			ts.Fatalf("no field %s in %s", args[1], args[0])
-		}
-		v = m[f]
-	}
-	got, err := json.Marshal(v)
-	ts.Check(err)
-	if (string(got) == args[2]) == neg {
-		ts.Fatalf("%s is %s, want %s", args[1], got, args[2])
-	}
-}
-
-// copymodel SET DIR: a writable copy of a golden checkpoint.
-func copyModel(ts *testscript.TestScript, neg bool, args []string) {
-	ts.Check(os.CopyFS(ts.MkAbs(args[1]), os.DirFS(golden.ModelDir(args[0]))))
+	return false, fmt.Errorf("unknown condition %s", name)
 }

@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"syscall"
+	"unicode/utf8"
 
 	"github.com/alecthomas/kong"
 
@@ -99,6 +100,12 @@ func run(ctx context.Context, args []string, std streams) error {
 	)
 	if err != nil {
 		return err
+	}
+	for i, a := range args {
+		// The parser would put U+FFFD into the prompt and say nothing.
+		if !utf8.ValidString(a) {
+			return usage("argument %d (%.60q) is not valid UTF-8: convert it first", i+1, a)
+		}
 	}
 	k, err := parser.Parse(args)
 	switch {

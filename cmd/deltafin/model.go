@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"deltafin/engine"
 	"deltafin/engine/opt"
@@ -15,78 +16,115 @@ import (
 	"deltafin/golden/nano"
 )
 
-// modelFlags are shared by the commands that open a model.
-type modelFlags struct {
-	Model   string   `placeholder:"DIR" type:"path" help:"Checkpoint directory in the released layout. Default: K3-nano, the built-in miniature."`
+// modelFlag is shared by the commands that need a checkpoint directory.
+type modelFlag struct {
+	Model string `placeholder:"DIR" type:"path" help:"Checkpoint directory in the released layout. Default: K3-nano, the built-in miniature."`
+}
+
+// miniature tells whether the built-in model is meant.
+func (f *modelFlag) miniature() bool { return f.Model == "" }
+
+// dir is the checkpoint directory; the built-in model is unpacked to one first.
+func (f *modelFlag) dir() (string, error) {
+	if f.miniature() {
+		return unpackNano()
+	}
+	info, err := os.Stat(f.Model)
+	switch {
+	case err != nil:
+		return "", failure{exitModel, fmt.Errorf("--model: %w: give the directory of a checkpoint", err)}
+	case !info.IsDir():
+		return "", failure{exitModel, fmt.Errorf("--model: %s is not a directory: give the directory of a checkpoint", f.Model)}
+	}
+	return f.Model, nil
+}
+
+// tokenizer opens the tokenizer of the checkpoint.
+func (f *modelFlag) tokenizer() (*tokenizer.Tokenizer, error) {
+	dir, err := f.dir()
+	if err != nil {
+		return nil, err
+	}
+	return openTokenizer(dir)
+}
+
+// engineFlags are shared by the commands that run a model.
+type engineFlags struct {
+	modelFlag
 	Threads int      `placeholder:"N" help:"Worker threads. Default: one per processor. Changes speed only."`
-	Rows    int      `placeholder:"N" help:"Most rows of a pass. Default: ${rows}. Changes speed and memory only."`
+	Rows    int      `placeholder:"N" help:"Most tokens to compute in one pass. Default: ${rows}. Changes speed and memory only."`
 	Opt     []string `placeholder:"NAME=on|off" help:"Turn an optimisation on or off; may be repeated. Changes speed and memory only."`
 }
 
-// dir is the checkpoint directory; for the built-in model it is unpacked first.
-func (f *modelFlags) dir(std streams) (string, error) {
-	if f.Model != "" {
-		return f.Model, nil
+// apply checks what can be checked without a model, and turns the optimisations.
+func (f *engineFlags) apply() error {
+	if f.Threads < 0 || f.Rows < 0 {
+		return usage("--threads and --rows count from 1: leave them out for the default")
 	}
-	dir, err := unpackNano()
-	if err != nil {
-		return "", failure{exitFailed, fmt.Errorf("the built-in model cannot be unpacked: %w: set XDG_CACHE_HOME to a writable directory or give --model", err)}
-	}
-	fmt.Fprintln(std.err, "deltafin: running K3-nano, the built-in miniature, which knows little; for the full Kimi K3 download moonshotai/Kimi-K3 and give --model DIR")
-	return dir, nil
-}
-
-func (f *modelFlags) open(ctx context.Context, dir string) (*engine.Engine, error) {
 	for _, o := range f.Opt {
 		if err := opt.Parse(o); err != nil {
-			return nil, usage("%w", err)
+			return usage("--opt: %w", err)
 		}
 	}
-	if f.Threads < 0 || f.Rows < 0 {
-		return nil, usage("--threads and --rows must not be negative")
-	}
+	return nil
+}
+
+func (f *engineFlags) open(ctx context.Context, dir string) (*engine.Engine, error) {
 	e, err := engine.Open(ctx, dir, engine.Options{Threads: f.Threads, PassRows: f.Rows})
+	return e, openError(err)
+}
+
+// openError gives what kept a model from opening its exit code.
+func openError(err error) error {
 	switch {
-	case errors.Is(err, context.Canceled):
-		return nil, err
+	case err == nil, errors.Is(err, context.Canceled):
+		return err
 	case errors.Is(err, engine.ErrMemory):
-		return nil, failure{exitResources, err}
+		return failure{exitResources, err}
+	default:
+		return failure{exitModel, err}
+	}
+}
+
+// openTokenizer opens the tokenizer of a checkpoint directory. A missing one is
+// fs.ErrNotExist.
+func openTokenizer(dir string) (*tokenizer.Tokenizer, error) {
+	tok, err := tokenizer.Open(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, failure{exitModel, fmt.Errorf("no tokenizer: %w: copy the model's tokenizer files there; only 'run --ids' works without them", err)}
 	case err != nil:
 		return nil, failure{exitModel, err}
 	}
-	return e, nil
+	return tok, nil
 }
 
-// openTokenizer returns nil without an error when dir has no tokenizer and it is
-// not needed.
-func openTokenizer(dir string, needed bool) (*tokenizer.Tokenizer, error) {
-	tok, err := tokenizer.Open(dir)
-	switch {
-	case err == nil:
-		return tok, nil
-	case errors.Is(err, fs.ErrNotExist) && !needed:
-		return nil, nil
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, failure{exitModel, fmt.Errorf("%w: copy the model's tokenizer files there, or give --ids", err)}
-	default:
-		return nil, failure{exitModel, err}
-	}
-}
-
-// unpackNano writes the embedded checkpoint to the user's cache, unless the same
-// bytes are there already, and returns its directory. Every file appears whole or
-// not at all, so that two first starts at once are harmless.
+// unpackNano brings the embedded checkpoint to the user's cache and returns its
+// directory there.
 func unpackNano() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		cache = os.TempDir()
 	}
 	dir := filepath.Join(cache, "deltafin", "k3-nano")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
+	err = unpack(nano.FS(), dir)
+	switch {
+	case errors.Is(err, syscall.ENOSPC):
+		return "", failure{exitResources, fmt.Errorf("the built-in model cannot be unpacked: %w: make room, or give --model", err)}
+	case err != nil:
+		return "", failure{exitFailed, fmt.Errorf("the built-in model cannot be unpacked: %w: make the user's cache directory writable, or give --model", err)}
 	}
-	files := nano.FS()
-	return dir, fs.WalkDir(files, ".", func(name string, d fs.DirEntry, err error) error {
+	return dir, nil
+}
+
+// unpack writes files to dir, but for those that are there already, byte for byte.
+// Every file appears whole or not at all, so that two first starts at once are
+// harmless.
+func unpack(files fs.FS, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return fs.WalkDir(files, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
