@@ -1,0 +1,27 @@
+package synth
+
+import (
+	"io"
+
+	"golang.org/x/sys/windows"
+)
+
+// freeSpace is how many bytes this user can still write below dir.
+func freeSpace(dir string) (int64, error) {
+	name, err := windows.UTF16PtrFromString(dir)
+	if err != nil {
+		return 0, err
+	}
+	var free uint64
+	if err := windows.GetDiskFreeSpaceEx(name, &free, nil, nil); err != nil {
+		return 0, err
+	}
+	return int64(min(free, 1<<62)), nil
+}
+
+// syncDir does nothing: NTFS journals names, and directories cannot be flushed.
+func syncDir(string) error { return nil }
+
+// lockDir has nothing to do: a second writer fails on the first one's unfinished
+// file, which cannot be removed while it is open.
+func lockDir(string) (io.Closer, error) { return io.NopCloser(nil), nil }
