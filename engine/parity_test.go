@@ -97,6 +97,21 @@ func wander(t *testing.T, e *Engine, ids []int, _ []int, from int) [][]float32 {
 	return rows
 }
 
+// tiled runs all in one pass whose dense parts take 7 rows at a time.
+func tiled(t *testing.T, e *Engine, ids []int, _ []int, from int) [][]float32 {
+	t.Helper()
+	e.model.TileRows = 7
+	logits, err := e.model.Forward(context.Background(), k3.NewState(e.Config()), ids, k3.Pass{Logits: len(ids) - from})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows [][]float32
+	for r := range logits.Rows {
+		rows = append(rows, logits.Row(r))
+	}
+	return rows
+}
+
 func every(n int) func(int) []int {
 	return func(total int) (s []int) {
 		for ; total > n; total -= n {
@@ -143,6 +158,7 @@ func variations() []variation {
 		{name: "64 rows", split: every(64)},
 		{name: "random rows 1", split: random(1)},
 		{name: "random rows 2", split: random(2), options: Options{Threads: 2}},
+		{name: "tiles of 7 rows", run: tiled},
 		{name: "fork, roll back, replay", run: wander},
 		{name: "experts never kept", options: Options{ExpertMemory: -1}},
 		{name: "memory for 7 experts", options: Options{ExpertMemory: 7 * 80000}},

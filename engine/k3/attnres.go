@@ -9,11 +9,19 @@ import "deltafin/engine/kernel"
 // A row's sources lie side by side, so banking the stream is moving the end by
 // one: no copy.
 type depth struct {
+	rows                  int
 	hidden, stride, slots int
 	banked                int
 	data                  []float32 // [rows][slots][stride]
 	inv                   []float32 // [rows][slots] inverse RMS of each banked vector
 	eps                   float32
+}
+
+// view returns rows lo..hi-1.
+func (d depth) view(lo, hi int) depth {
+	d.rows = hi - lo
+	d.data, d.inv = d.data[lo*d.slots*d.stride:], d.inv[lo*d.slots:]
+	return d
 }
 
 // sources returns row r's banked vectors and stream, the stream last.
@@ -22,15 +30,15 @@ func (d *depth) sources(r int) kernel.Mat {
 }
 
 // stream is the running stream of all rows.
-func (d *depth) stream(rows int) kernel.Mat {
-	return kernel.Mat{Rows: rows, Cols: d.hidden, Stride: d.slots * d.stride, Data: d.data[d.banked*d.stride:]}
+func (d *depth) stream() kernel.Mat {
+	return kernel.Mat{Rows: d.rows, Cols: d.hidden, Stride: d.slots * d.stride, Data: d.data[d.banked*d.stride:]}
 }
 
 // bank appends the raw stream to the banked vectors; the stream's new place has
 // unspecified content.
-func (d *depth) bank(p *kernel.Pool, rows int) {
-	s := d.stream(rows)
-	p.RunCost(rows, d.hidden, func(_ *kernel.Scratch, r int) {
+func (d *depth) bank(p *kernel.Pool) {
+	s := d.stream()
+	p.RunCost(d.rows, d.hidden, func(_ *kernel.Scratch, r int) {
 		d.inv[r*d.slots+d.banked] = kernel.InvRMS(s.Row(r), d.eps)
 	})
 	d.banked++
@@ -39,8 +47,8 @@ func (d *depth) bank(p *kernel.Pool, rows int) {
 // mixNorm sets dst to RMSNorm(mix(sources, fold), norm) for every row: the input of
 // an attention, a feed-forward or the head (spec C.5 steps 1, 3, 5, 7 and C.6).
 func (m *Model) mixNorm(dst kernel.Mat, d *depth, fold, norm []float32) {
-	s := d.stream(dst.Rows)
-	m.Pool.RunCost(dst.Rows, 3*d.hidden*(d.banked+1), func(sc *kernel.Scratch, r int) {
+	s := d.stream()
+	m.Pool.RunCost(d.rows, 3*d.hidden*(d.banked+1), func(sc *kernel.Scratch, r int) {
 		h, out := s.Row(r), dst.Row(r)
 		if d.banked > 0 {
 			inv := d.inv[r*d.slots:][:d.banked+1]

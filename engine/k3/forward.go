@@ -30,44 +30,69 @@ func (m *Model) Forward(ctx context.Context, st *State, ids []int, pass Pass) (l
 		return kernel.Mat{}, err
 	}
 	m.arena.reset()
-	rows, last := len(ids), time.Now()
-	d := depth{
-		hidden: c.Hidden, stride: kernel.Pad(c.Hidden), slots: (c.Layers+c.ResBlock-1)/c.ResBlock + 1, eps: c.Eps,
-	}
-	d.data = m.arena.floats(rows * d.slots * d.stride)
-	d.inv = m.arena.floats(rows * d.slots)
-	if d.hidden != d.stride {
-		clear(d.data)
-	}
-	if err := m.Spine.Embed(ctx, d.stream(rows), ids); err != nil {
+	last := time.Now()
+	d := m.depth(len(ids))
+	if err := m.Spine.Embed(ctx, d.stream(), ids); err != nil {
 		return kernel.Mat{}, err
 	}
 	clock(&m.times.Embed, &last)
-
-	x, y := m.arena.mat(rows, c.Hidden), m.arena.mat(rows, c.Hidden)
 	for l := range c.Layers {
 		if err := ctx.Err(); err != nil {
 			return kernel.Mat{}, err
 		}
-		if err := m.layer(ctx, l, st, &d, x, y, pass.Hold); err != nil {
+		if err := m.attention(ctx, l, st, &d, pass.Hold); err != nil {
 			return kernel.Mat{}, err
 		}
+		if err := m.feedForward(ctx, l, &d); err != nil {
+			return kernel.Mat{}, err
+		}
+		m.observe(l, "stream", d.stream())
 		m.passes++
 		if pass.Progress != nil {
 			pass.Progress(l)
 		}
 	}
-	position := st.pos + rows
+	position := st.pos + d.rows
 	if pass.Hold {
-		st.held = rows
+		st.held = d.rows
 	} else {
 		st.pos = position
 	}
-
 	last = time.Now()
-	logits, err = m.head(ctx, &d, x, pass.Logits, position)
+	logits, err = m.head(ctx, d.view(d.rows-pass.Logits, d.rows), position)
 	clock(&m.times.Head, &last)
 	return logits, err
+}
+
+// DefaultTileRows is how many rows the dense parts of a layer take at a time. They
+// read their weights from memory once per tile, which costs little from about a
+// hundred rows on, and their intermediate values are what a pass would otherwise need most memory
+// for. Routed experts, whose weights come from drives, always take all rows at once.
+const DefaultTileRows = 256
+
+// tiles cuts rows into tiles and calls f with each; memory that f takes from the
+// arena is free again after it.
+func (m *Model) tiles(rows int, f func(lo, hi int)) {
+	step := m.TileRows
+	if step == 0 {
+		step = DefaultTileRows
+	}
+	for lo := 0; lo < rows; lo += step {
+		at := m.arena.mark()
+		f(lo, min(lo+step, rows))
+		m.arena.release(at)
+	}
+}
+
+// depth makes room for the sources of rows rows.
+func (m *Model) depth(rows int) depth {
+	c := m.Config
+	d := depth{rows: rows, hidden: c.Hidden, stride: kernel.Pad(c.Hidden), slots: (c.Layers+c.ResBlock-1)/c.ResBlock + 1, eps: c.Eps}
+	d.data, d.inv = m.arena.floats(rows*d.slots*d.stride), m.arena.floats(rows*d.slots)
+	if d.hidden != d.stride {
+		clear(d.data)
+	}
+	return d
 }
 
 // admit checks what a pass may not assume.
@@ -88,72 +113,72 @@ func (m *Model) admit(st *State, ids []int) error {
 	return nil
 }
 
-// layer is spec C.5. x and y are [rows][hidden] buffers.
-func (m *Model) layer(ctx context.Context, l int, st *State, d *depth, x, y kernel.Mat, hold bool) error {
-	if err := m.attention(ctx, l, st, d, x, y, hold); err != nil {
-		return err
-	}
-	if err := m.feedForward(ctx, l, d, x, y); err != nil {
-		return err
-	}
-	m.observe(l, "stream", d.stream(x.Rows))
-	return nil
-}
-
 // attention is steps 1 to 4 of C.5.
-func (m *Model) attention(ctx context.Context, l int, st *State, d *depth, x, y kernel.Mat, hold bool) error {
+func (m *Model) attention(ctx context.Context, l int, st *State, d *depth, hold bool) error {
 	w, release, err := m.Spine.Attention(ctx, l)
 	if err != nil {
 		return err
 	}
 	defer release()
-	defer m.arena.release(m.arena.mark())
-	last := time.Now()
-	m.mixNorm(x, d, w.Res, w.Norm)
 	restart := l%m.Config.ResBlock == 0
-	if restart {
-		d.bank(m.Pool, x.Rows)
+	tile := func(lo, hi int) {
+		last, t := time.Now(), d.view(lo, hi)
+		x, y := m.arena.mat(t.rows, d.hidden), m.arena.mat(t.rows, d.hidden)
+		m.mixNorm(x, &t, w.Res, w.Norm)
+		if restart {
+			t.bank(m.Pool)
+		}
+		clock(&m.times.Mix, &last)
+		m.observe(l, "attn_in", x)
+		if w.KDA != nil {
+			m.kda(y, x, w.KDA, &st.kda[l], hold)
+			clock(&m.times.KDA, &last)
+		} else {
+			m.mla(y, x, w.MLA, &st.mla[l])
+			clock(&m.times.MLA, &last)
+		}
+		m.observe(l, "attn_out", y)
+		m.join(&t, y, restart)
 	}
-	clock(&m.times.Mix, &last)
-	m.observe(l, "attn_in", x)
-	if w.KDA != nil {
-		m.kda(y, x, w.KDA, &st.kda[l], hold)
-		clock(&m.times.KDA, &last)
+	if hold { // what is held is one piece
+		defer m.arena.release(m.arena.mark())
+		tile(0, d.rows)
 	} else {
-		m.mla(y, x, w.MLA, &st.mla[l])
-		clock(&m.times.MLA, &last)
+		m.tiles(d.rows, tile)
 	}
-	m.observe(l, "attn_out", y)
-	m.join(d, y, restart)
+	if restart {
+		d.banked++
+	}
 	return nil
 }
 
 // feedForward is steps 5 to 7 of C.5.
-func (m *Model) feedForward(ctx context.Context, l int, d *depth, x, y kernel.Mat) error {
+func (m *Model) feedForward(ctx context.Context, l int, d *depth) error {
 	w, release, err := m.Spine.FeedForward(ctx, l)
 	if err != nil {
 		return err
 	}
 	defer release()
-	defer m.arena.release(m.arena.mark())
-	last := time.Now()
-	m.mixNorm(x, d, w.Res, w.Norm)
-	clock(&m.times.Mix, &last)
-	m.observe(l, "mlp_in", x)
-	if w.Dense != nil {
-		m.mlp(y, x, w.Dense)
-		clock(&m.times.Dense, &last)
-	} else if err := m.moe(ctx, y, x, l, w.MoE, func() { m.hint(l+1, d, x.Rows) }); err != nil {
-		return err
+	if w.MoE != nil {
+		return m.moe(ctx, l, d, w)
 	}
-	m.observe(l, "mlp_out", y)
-	m.join(d, y, false)
+	m.tiles(d.rows, func(lo, hi int) {
+		last, t := time.Now(), d.view(lo, hi)
+		x, y := m.arena.mat(t.rows, d.hidden), m.arena.mat(t.rows, d.hidden)
+		m.mixNorm(x, &t, w.Res, w.Norm)
+		clock(&m.times.Mix, &last)
+		m.observe(l, "mlp_in", x)
+		m.mlp(y, x, w.Dense)
+		m.observe(l, "mlp_out", y)
+		m.join(&t, y, false)
+		clock(&m.times.Dense, &last)
+	})
 	return nil
 }
 
 // join adds y to the stream, or makes it the stream after a bank.
 func (m *Model) join(d *depth, y kernel.Mat, restart bool) {
-	s := d.stream(y.Rows)
+	s := d.stream()
 	m.Pool.RunCost(y.Rows, y.Cols, func(_ *kernel.Scratch, r int) {
 		if restart {
 			copy(s.Row(r), y.Row(r))
@@ -163,31 +188,28 @@ func (m *Model) join(d *depth, y kernel.Mat, restart bool) {
 	})
 }
 
-// head is spec C.6 for the last n rows; position is that of the row behind them.
-func (m *Model) head(ctx context.Context, d *depth, x kernel.Mat, n, position int) (kernel.Mat, error) {
-	if n == 0 {
+// head is spec C.6 for the rows of d; position is that of the row behind them.
+func (m *Model) head(ctx context.Context, d depth, position int) (kernel.Mat, error) {
+	if d.rows == 0 {
 		return kernel.Mat{}, nil
 	}
 	w, release, err := m.Spine.Output(ctx)
 	if err != nil {
 		return kernel.Mat{}, err
 	}
-	skip := x.Rows - n
-	x = x.Slice(0, n)
-	tail := *d
-	tail.data, tail.inv = d.data[skip*d.slots*d.stride:], d.inv[skip*d.slots:]
-	m.mixNorm(x, &tail, w.Res, w.Norm)
+	x := m.arena.mat(d.rows, d.hidden)
+	m.mixNorm(x, &d, w.Res, w.Norm)
 	release()
-	logits := m.arena.mat(n, m.Config.Vocab)
+	logits := m.arena.mat(d.rows, m.Config.Vocab)
 	if err := m.Spine.Head(ctx, func(lo int, w *kernel.Matrix) error {
 		m.Pool.MatMul(kernel.Job{Y: logits.ColSlice(lo, lo+w.Rows), X: x, W: w})
 		return nil
 	}); err != nil {
 		return kernel.Mat{}, err
 	}
-	for r := range n {
+	for r := range d.rows {
 		if !kernel.Finite(logits.Row(r)) {
-			return kernel.Mat{}, fmt.Errorf("the logits of position %d are not finite: the checkpoint is damaged: check its files", position-n+r)
+			return kernel.Mat{}, fmt.Errorf("the logits of position %d are not finite: the checkpoint is damaged: check its files", position-d.rows+r)
 		}
 	}
 	m.observe(m.Config.Layers, "logits", logits)

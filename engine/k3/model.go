@@ -109,6 +109,10 @@ type Model struct {
 	Experts Experts
 	Pool    *kernel.Pool
 
+	// TileRows is how many rows the dense parts of a layer take at a time; 0 means
+	// DefaultTileRows.
+	TileRows int
+
 	// Observe, if set, is shown intermediate values during a pass: the value called
 	// name of layer l, one row per position. The view is valid during the call. Names are
 	// those of the frozen reference data: stream, attn_in, attn_out, mlp_in, mlp_out, and

@@ -19,33 +19,47 @@ type MoE struct {
 	Shared MLP
 }
 
-// moe is out = Up(norm(sum of w[e] * expert[e](Down x))) + shared(x). hint is called
-// once, when the reads of this layer's experts are on their way.
-func (m *Model) moe(ctx context.Context, out, x kernel.Mat, l int, w *MoE, hint func()) error {
-	c, last := m.Config, time.Now()
-	rows := x.Rows
-	score, z := m.arena.mat(rows, c.Experts), m.arena.mat(rows, c.Latent)
-	m.Pool.MatMul(kernel.Job{Y: score, X: x, W: w.Router}, kernel.Job{Y: z, X: x, W: w.Down})
-	ids, weights := m.route(score, w.Bias)
+// moe adds Up(norm(sum of w[e] * expert[e](Down x))) + shared(x) to the stream, x being
+// the mixed and normalised stream (spec C.11). The dense parts go tile by tile, the routed
+// experts take all rows at once.
+func (m *Model) moe(ctx context.Context, l int, d *depth, ffn *FeedForward) error {
+	c, w, rows := m.Config, ffn.MoE, d.rows
+	defer m.arena.release(m.arena.mark())
+	y, z, sum := m.arena.mat(rows, c.Hidden), m.arena.mat(rows, c.Latent), m.arena.mat(rows, c.Latent)
+	ids, weights := make([]int32, rows*c.TopK), make([]float32, rows*c.TopK)
+	m.tiles(rows, func(lo, hi int) {
+		last, t, x := time.Now(), d.view(lo, hi), y.Slice(lo, hi)
+		m.mixNorm(x, &t, ffn.Res, ffn.Norm)
+		clock(&m.times.Mix, &last)
+		m.observe(l, "mlp_in", x)
+		score := m.arena.mat(t.rows, c.Experts)
+		m.Pool.MatMul(kernel.Job{Y: score, X: x, W: w.Router}, kernel.Job{Y: z.Slice(lo, hi), X: x, W: w.Down})
+		m.route(ids[lo*c.TopK:hi*c.TopK], weights[lo*c.TopK:hi*c.TopK], score, w.Bias)
+		clock(&m.times.Router, &last)
+	})
 	if m.ObserveRoutes != nil {
 		m.ObserveRoutes(l, ids, weights)
 	}
-	clock(&m.times.Router, &last)
 
-	sum := m.arena.mat(rows, c.Latent)
+	last := time.Now()
 	clear(sum.Data)
-	if err := m.routed(ctx, sum, z, l, ids, weights, hint); err != nil {
+	if err := m.routed(ctx, sum, z, l, ids, weights, func() { m.hint(l+1, d) }); err != nil {
 		return err
 	}
 	clock(&m.times.Experts, &last)
 
-	if w.Norm != nil {
-		m.Pool.RunCost(rows, 4*c.Latent, func(_ *kernel.Scratch, r int) { kernel.RMSNorm(sum.Row(r), sum.Row(r), w.Norm, c.Eps) })
-	}
-	shared := m.arena.mat(rows, out.Cols)
-	m.mlp(shared, x, &w.Shared)
-	m.Pool.MatMul(kernel.Job{Y: out, X: sum, W: w.Up})
-	m.Pool.RunCost(rows, out.Cols, func(_ *kernel.Scratch, r int) { kernel.Add(out.Row(r), out.Row(r), shared.Row(r)) })
+	m.tiles(rows, func(lo, hi int) {
+		t, x, u := d.view(lo, hi), y.Slice(lo, hi), sum.Slice(lo, hi)
+		if w.Norm != nil {
+			m.Pool.RunCost(t.rows, 4*c.Latent, func(_ *kernel.Scratch, r int) { kernel.RMSNorm(u.Row(r), u.Row(r), w.Norm, c.Eps) })
+		}
+		shared, out := m.arena.mat(t.rows, c.Hidden), m.arena.mat(t.rows, c.Hidden)
+		m.mlp(shared, x, &w.Shared)
+		m.Pool.MatMul(kernel.Job{Y: out, X: u, W: w.Up})
+		m.Pool.RunCost(t.rows, out.Cols, func(_ *kernel.Scratch, r int) { kernel.Add(out.Row(r), out.Row(r), shared.Row(r)) })
+		m.observe(l, "mlp_out", out)
+		m.join(&t, out, false)
+	})
 	clock(&m.times.Shared, &last)
 	return nil
 }
@@ -53,9 +67,8 @@ func (m *Model) moe(ctx context.Context, out, x kernel.Mat, l int, w *MoE, hint 
 // route turns router logits into the chosen experts of every row, ascending, and
 // their weights (spec C.11 steps 1-3): the topK highest sigmoid scores after the
 // bias, the lower id first among equals; weights from the unbiased scores.
-func (m *Model) route(score kernel.Mat, bias []float32) (ids []int32, weights []float32) {
+func (m *Model) route(ids []int32, weights []float32, score kernel.Mat, bias []float32) {
 	c := m.Config
-	ids, weights = make([]int32, score.Rows*c.TopK), make([]float32, score.Rows*c.TopK)
 	m.Pool.RunCost(score.Rows, 32*c.Experts, func(_ *kernel.Scratch, r int) {
 		s := score.Row(r)
 		kernel.Sigmoid(s, s)
@@ -69,7 +82,6 @@ func (m *Model) route(score kernel.Mat, bias []float32) (ids []int32, weights []
 		}
 		kernel.Weights(w, w, c.Renormalize && c.TopK > 1, c.RoutedScale)
 	})
-	return ids, weights
 }
 
 // top writes the indices of the len(dst) largest scores to dst, ascending. Among
@@ -155,8 +167,8 @@ func (m *Model) expert(y, z, gate, up kernel.Mat, e *Expert, rows []int32) {
 // can. A pass of many rows routes to nearly all experts, so that all are named, in the order of
 // use; for few rows the layer's own router is applied to the stream as it is now, most often chosen
 // first.
-func (m *Model) hint(l int, d *depth, rows int) {
-	c := m.Config
+func (m *Model) hint(l int, d *depth) {
+	c, rows := m.Config, d.rows
 	h, ok := m.Experts.(Hinter)
 	if !ok || l >= c.Layers || !c.IsMoE(l) {
 		return
@@ -181,7 +193,8 @@ func (m *Model) hint(l int, d *depth, rows int) {
 	x, score := m.arena.mat(rows, c.Hidden), m.arena.mat(rows, c.Experts)
 	m.mixNorm(x, d, w.Res, w.Norm)
 	m.Pool.MatMul(kernel.Job{Y: score, X: x, W: w.Router})
-	ids, _ := m.route(score, w.Bias)
+	ids, weights := make([]int32, rows*c.TopK), make([]float32, rows*c.TopK)
+	m.route(ids, weights, score, w.Bias)
 	groups := prefill.Plan(ids, c.TopK, c.Experts)
 	slices.SortStableFunc(groups, func(a, b prefill.Group) int { return len(b.Rows) - len(a.Rows) })
 	likely := make([]int32, len(groups))
