@@ -20,6 +20,10 @@ type Request struct {
 	MaxNew int   // most tokens to generate
 	Stop   []int // tokens that end the text; they are not part of it
 
+	// Logits, if set, is shown the row [vocab] that chooses each token, that of a stop
+	// token included, before [Request.Token] gets the token. The session then stands right
+	// after the tokens that led to the row and may be forked. The row is valid during the call.
+	Logits func(row []float32)
 	// Token, if set, receives each generated token; an error of it ends the
 	// generation and is returned.
 	Token func(id int) error
@@ -129,6 +133,9 @@ func (s *Session) Generate(ctx context.Context, r Request) (Result, error) {
 	began, times = time.Now(), m.Times()
 	for len(res.IDs) < r.MaxNew {
 		hash.Write(kernel.AsBytes(logits))
+		if r.Logits != nil {
+			r.Logits(logits)
+		}
 		id := kernel.ArgMax(logits)
 		if slices.Contains(r.Stop, id) {
 			res.Finish = FinishStop
