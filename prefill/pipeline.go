@@ -12,6 +12,10 @@ type Pipeline struct {
 	// in experts: it bounds the results that wait to be combined in ascending order. 1
 	// is strictly in order.
 	Reorder int
+	// Idle, if set, does a piece of other work while reads are on their way and
+	// nothing can be used, and reports whether it did any. It is called from Run's own
+	// goroutine; after an error it is not called again.
+	Idle func() bool
 }
 
 // queue is the state of one run of a Pipeline: which of n experts have been
@@ -73,7 +77,13 @@ func (p Pipeline) Run(ctx context.Context, n int, start func(i int, done func(er
 				q.started++
 				start(i, func(err error) { arrivals <- arrival{i, err} })
 			}
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			i := q.usable()
+			if i < 0 && len(arrivals) == 0 && q.Idle != nil && q.Idle() {
+				continue
+			}
 			if i < 0 || len(arrivals) > 0 {
 				select {
 				case a := <-arrivals:
@@ -86,9 +96,6 @@ func (p Pipeline) Run(ctx context.Context, n int, start func(i int, done func(er
 					return ctx.Err()
 				}
 				continue
-			}
-			if err := ctx.Err(); err != nil {
-				return err
 			}
 			if err := use(i); err != nil {
 				return err

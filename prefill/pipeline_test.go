@@ -91,6 +91,37 @@ func TestPipelineUsesEachExpertOnceInsideItsBounds(t *testing.T) {
 	}
 }
 
+// TestPipelineWorksWhileItWaits: idle work is done only while nothing can be used, and a
+// read that lands meanwhile is used before more of it.
+func TestPipelineWorksWhileItWaits(t *testing.T) {
+	var log []string
+	var land func(error)
+	pieces := 3
+	p := Pipeline{Window: 1, Idle: func() bool {
+		if pieces == 0 {
+			return false
+		}
+		pieces--
+		log = append(log, "idle")
+		if pieces == 1 {
+			land(nil)
+		}
+		return true
+	}}
+	err := p.Run(context.Background(), 2, func(i int, done func(error)) {
+		log = append(log, fmt.Sprint("start ", i))
+		if land = done; i == 1 {
+			done(nil)
+		}
+	}, func(i int) error {
+		log = append(log, fmt.Sprint("use ", i))
+		return nil
+	}, func() {})
+	if got, want := strings.Join(log, ", "), "start 0, idle, idle, use 0, start 1, use 1"; got != want || err != nil {
+		t.Errorf("%s (error %v), want %s", got, err, want)
+	}
+}
+
 // TestPipelineEndsCleanly fails and cancels at random moments: Run returns only when
 // everything it started has landed.
 func TestPipelineEndsCleanly(t *testing.T) {
