@@ -239,9 +239,9 @@ type shuffled struct {
 	rng *rand.Rand
 }
 
-func (s shuffled) Stream(ctx context.Context, layer int, ids []int32, use func(i int, e *k3.Expert) error) error {
+func (s shuffled) Stream(ctx context.Context, layer int, ids []int32, use func(i int, e *k3.Expert) error, idle func() bool) error {
 	for _, i := range s.rng.Perm(len(ids)) {
-		if err := s.Experts.Stream(ctx, layer, ids[i:i+1], func(_ int, e *k3.Expert) error { return use(i, e) }); err != nil {
+		if err := s.Experts.Stream(ctx, layer, ids[i:i+1], func(_ int, e *k3.Expert) error { return use(i, e) }, idle); err != nil {
 			return err
 		}
 	}

@@ -40,7 +40,7 @@ func NewSource(ck *checkpoint.Checkpoint, budget int64) *Source {
 func (s *Source) Counters() prefill.Counters { return s.counters }
 
 // Stream calls use for each of ids in order.
-func (s *Source) Stream(ctx context.Context, layer int, ids []int32, use func(i int, e *k3.Expert) error) error {
+func (s *Source) Stream(ctx context.Context, layer int, ids []int32, use func(i int, e *k3.Expert) error, _ func() bool) error {
 	for i, id := range ids {
 		if err := ctx.Err(); err != nil {
 			return err

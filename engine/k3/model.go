@@ -47,8 +47,10 @@ type Spine interface {
 type Experts interface {
 	// Stream calls use once for each of ids, i being its place in ids, one call at a
 	// time and in whatever order the weights arrive. They are valid during the call. An error
-	// of use ends the stream and is returned.
-	Stream(ctx context.Context, layer int, ids []int32, use func(i int, e *Expert) error) error
+	// of use ends the stream and is returned. While reads are on their way and there is nothing to
+	// use, idle is called to do a piece of other work; it reports whether it did any. Sources
+	// that never wait need not call it.
+	Stream(ctx context.Context, layer int, ids []int32, use func(i int, e *Expert) error, idle func() bool) error
 	// Counters accounts for all streams so far; LayerPasses is not the source's to
 	// count.
 	Counters() prefill.Counters

@@ -41,27 +41,58 @@ func (m *Model) moe(ctx context.Context, l int, d *depth, ffn *FeedForward) erro
 		m.ObserveRoutes(l, ids, weights)
 	}
 
+	// While experts are read, the model guesses the next layer's and runs the shared
+	// experts; what is left of these is done afterwards.
 	last := time.Now()
 	clear(sum.Data)
-	if err := m.routed(ctx, sum, z, l, ids, weights, func() { m.hint(l+1, d) }); err != nil {
+	hinted, shared := false, 0
+	if err := m.routed(ctx, sum, z, l, ids, weights, func() bool {
+		if !hinted {
+			hinted = true
+			m.hint(l+1, d)
+			return true
+		}
+		return m.shared(y, &shared, &w.Shared)
+	}); err != nil {
 		return err
 	}
 	clock(&m.times.Experts, &last)
-
+	for m.shared(y, &shared, &w.Shared) {
+	}
 	m.tiles(rows, func(lo, hi int) {
-		t, x, u := d.view(lo, hi), y.Slice(lo, hi), sum.Slice(lo, hi)
+		t, s, u := d.view(lo, hi), y.Slice(lo, hi), sum.Slice(lo, hi)
 		if w.Norm != nil {
 			m.Pool.RunCost(t.rows, 4*c.Latent, func(_ *kernel.Scratch, r int) { kernel.RMSNorm(u.Row(r), u.Row(r), w.Norm, c.Eps) })
 		}
-		shared, out := m.arena.mat(t.rows, c.Hidden), m.arena.mat(t.rows, c.Hidden)
-		m.mlp(shared, x, &w.Shared)
+		out := m.arena.mat(t.rows, c.Hidden)
 		m.Pool.MatMul(kernel.Job{Y: out, X: u, W: w.Up})
-		m.Pool.RunCost(t.rows, out.Cols, func(_ *kernel.Scratch, r int) { kernel.Add(out.Row(r), out.Row(r), shared.Row(r)) })
+		m.Pool.RunCost(t.rows, out.Cols, func(_ *kernel.Scratch, r int) { kernel.Add(out.Row(r), out.Row(r), s.Row(r)) })
 		m.observe(l, "mlp_out", out)
 		m.join(&t, out, false)
 	})
 	clock(&m.times.Shared, &last)
 	return nil
+}
+
+// sharedRows is how many rows the shared experts take at a time: a piece of work
+// that is short against a wait for a drive.
+const sharedRows = 64
+
+// shared replaces the next few rows of x, from row *from on, by the shared experts' output,
+// and reports whether any were left.
+func (m *Model) shared(x kernel.Mat, from *int, w *MLP) bool {
+	if *from == x.Rows {
+		return false
+	}
+	defer m.arena.release(m.arena.mark())
+	t := x.Slice(*from, min(*from+sharedRows, x.Rows))
+	out := m.arena.mat(t.Rows, t.Cols)
+	m.mlp(out, t, w)
+	for r := range t.Rows {
+		copy(t.Row(r), out.Row(r))
+	}
+	*from += t.Rows
+	return true
 }
 
 // route turns router logits into the chosen experts of every row, ascending, and
@@ -104,10 +135,13 @@ func top(dst []int32, score []float32) {
 	slices.Sort(dst)
 }
 
+// expertRows is how many rows of an expert are computed at a time.
+const expertRows = 512
+
 // routed adds the routed experts of every row to sum. Each expert of the union is
 // streamed once and applied to all its rows. Experts may come in any order;
 // results that come before a lower id's wait, so that they are added in ascending id.
-func (m *Model) routed(ctx context.Context, sum, z kernel.Mat, l int, ids []int32, weights []float32, hint func()) error {
+func (m *Model) routed(ctx context.Context, sum, z kernel.Mat, l int, ids []int32, weights []float32, idle func() bool) error {
 	c := m.Config
 	groups := prefill.Plan(ids, c.TopK, c.Experts)
 	union := make([]int32, len(groups))
@@ -115,52 +149,50 @@ func (m *Model) routed(ctx context.Context, sum, z kernel.Mat, l int, ids []int3
 	for i, g := range groups {
 		union[i], most = g.Expert, max(most, len(g.Rows))
 	}
-	gate, up := m.arena.mat(most, c.MoEInter), m.arena.mat(most, c.MoEInter)
-	waiting := make([]kernel.Mat, len(groups))
-	next := 0
-	add := func(g *prefill.Group, y kernel.Mat) {
-		m.Pool.RunCost(y.Rows, c.Latent, func(_ *kernel.Scratch, j int) {
-			kernel.Axpy(sum.Row(int(g.Rows[j])), y.Row(j), weights[g.Slots[j]])
-		})
-	}
-	at := m.arena.mark()
-	return m.Experts.Stream(ctx, l, union, func(i int, e *Expert) error {
-		if hint != nil {
-			hint()
-			hint = nil
-		}
-		g := &groups[i]
-		if i != next {
-			waiting[i] = kernel.NewMat(len(g.Rows), c.Latent)
-			m.expert(waiting[i], z, gate, up, e, g.Rows)
-			return nil
-		}
-		m.arena.release(at)
-		y := m.arena.mat(len(g.Rows), c.Latent)
-		m.expert(y, z, gate, up, e, g.Rows)
-		add(g, y)
-		for next++; next < len(groups) && waiting[next].Rows > 0; next++ {
-			add(&groups[next], waiting[next])
-			waiting[next] = kernel.Mat{}
-		}
-		return nil
-	})
-}
-
-// expert sets y to the expert's output for the given rows of z: Down(situ(Gate z, Up z)).
-// gate and up are buffers of at least as many rows.
-func (m *Model) expert(y, z, gate, up kernel.Mat, e *Expert, rows []int32) {
-	step := len(rows)
+	step := min(most, expertRows)
 	if !expertBatch.On() {
 		step = 1
 	}
-	for lo := 0; lo < len(rows); lo += step {
-		hi := min(lo+step, len(rows))
-		g, u := gate.Slice(0, hi-lo), up.Slice(0, hi-lo)
-		m.Pool.MatMul(kernel.Job{Y: g, X: z, W: &e.Gate, Index: rows[lo:hi]}, kernel.Job{Y: u, X: z, W: &e.Up, Index: rows[lo:hi]})
-		m.situ(g, u)
-		m.Pool.MatMul(kernel.Job{Y: y.Slice(lo, hi), X: g, W: &e.Down})
+	buf := struct{ gate, up, y kernel.Mat }{m.arena.mat(step, c.MoEInter), m.arena.mat(step, c.MoEInter), m.arena.mat(step, c.Latent)}
+	add := func(g *prefill.Group, lo int, y kernel.Mat) {
+		m.Pool.RunCost(y.Rows, c.Latent, func(_ *kernel.Scratch, j int) {
+			kernel.Axpy(sum.Row(int(g.Rows[lo+j])), y.Row(j), weights[g.Slots[lo+j]])
+		})
 	}
+	waiting := make([]kernel.Mat, len(groups))
+	next := 0
+	return m.Experts.Stream(ctx, l, union, func(i int, e *Expert) error {
+		g := &groups[i]
+		if i != next {
+			waiting[i] = kernel.NewMat(len(g.Rows), c.Latent)
+		}
+		for lo := 0; lo < len(g.Rows); lo += step {
+			hi := min(lo+step, len(g.Rows))
+			y := buf.y.Slice(0, hi-lo)
+			if i != next {
+				y = waiting[i].Slice(lo, hi)
+			}
+			m.expert(y, z, buf.gate.Slice(0, hi-lo), buf.up.Slice(0, hi-lo), e, g.Rows[lo:hi])
+			if i == next {
+				add(g, lo, y)
+			}
+		}
+		if i == next {
+			for next++; next < len(groups) && waiting[next].Rows > 0; next++ {
+				add(&groups[next], 0, waiting[next])
+				waiting[next] = kernel.Mat{}
+			}
+		}
+		return nil
+	}, idle)
+}
+
+// expert sets y to the expert's output for the given rows of z: Down(situ(Gate z, Up z)).
+// gate and up are buffers of as many rows.
+func (m *Model) expert(y, z, gate, up kernel.Mat, e *Expert, rows []int32) {
+	m.Pool.MatMul(kernel.Job{Y: gate, X: z, W: &e.Gate, Index: rows}, kernel.Job{Y: up, X: z, W: &e.Up, Index: rows})
+	m.situ(gate, up)
+	m.Pool.MatMul(kernel.Job{Y: y, X: gate, W: &e.Down})
 }
 
 // hint tells the source of experts which ones layer l will likely route to, if both
