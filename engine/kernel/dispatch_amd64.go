@@ -9,7 +9,12 @@ func init() {
 		return
 	}
 	implementations = append(implementations, &avx2)
-	active.Store(&avx2)
+	if cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512DQ {
+		wide := avx2
+		wide.name, wide.gemm = "avx512", gemmAVX512
+		implementations = append(implementations, &wide)
+	}
+	active.Store(implementations[len(implementations)-1])
 }
 
 var avx2 = primitives{

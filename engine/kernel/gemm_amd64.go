@@ -76,9 +76,13 @@ const (
 
 // gemmAVX2 is defGemm.
 func gemmAVX2(y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scratch) {
+	gemmTiles(&avx2Tiles[w.Format], y, ys, w, lo, hi, x, s)
+}
+
+func gemmTiles(k *tiler, y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scratch) {
 	if w.Format == MXFP4 {
 		if x.rows <= 4 || !mayScale(x.span, w.Scale[lo*w.Stride/Lane32:hi*w.Stride/Lane32]) {
-			mxThin(y, ys, w, lo, hi, x, s)
+			avx2Thin.gemm(y, ys, w, lo, hi, x, s)
 			return
 		}
 	}
@@ -89,7 +93,7 @@ func gemmAVX2(y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scratch) {
 			panel = wholePanel
 		}
 	}
-	k, bytes, blocks := &avx2Tiles[w.Format], w.rowBytes(), w.Stride/Lane32
+	bytes, blocks := w.rowBytes(), w.Stride/Lane32
 	panel = min(panel, blocks)
 	for r0 := 0; r0 < x.rows; r0 += passRows {
 		rows := min(passRows, x.rows-r0)
@@ -130,28 +134,55 @@ func finish(y []float32, ys int, w *Matrix, o, n, rows int, acc []float32) {
 	}
 }
 
-// mxThin unpacks the weights anew for every four rows of x. It works for all
-// values.
-func mxThin(y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scratch) {
-	fused := [...]func(w *byte, ws int, sc *byte, ss int, x *float32, xs int, acc *float32, as int, groups, blocks int){
-		nil, mxFused1x1, mxFused1x2, mxFused1x3, mxFused1x4,
+// fused is a tile over packed MXFP4 weights and their scales.
+type fused func(w *byte, ws int, sc *byte, ss int, x *float32, xs int, acc *float32, as int, groups, blocks int)
+
+// thin holds them: tall[T] takes height[T] weight rows at a time.
+type thin struct {
+	height    [5]int
+	tall, one [5]fused
+}
+
+var avx2Thin = thin{
+	[5]int{0, 1, 1, 1, 1},
+	[5]fused{nil, mxFused1x1, mxFused1x2, mxFused1x3, mxFused1x4},
+	[5]fused{},
+}
+
+// run adds columns to n outputs for T rows of x.
+func (k *thin) run(T int, w *byte, ws int, sc *byte, ss int, x *float32, xs int, acc *float32, as, n, blocks int) {
+	h := k.height[T]
+	if g := n / h; g > 0 {
+		k.tall[T](w, ws, sc, ss, x, xs, acc, as, g, blocks)
+		w, sc, acc, n = at(w, g*h*ws), at(sc, g*h*ss), at(acc, g*h*8), n-g*h
 	}
+	if n > 0 {
+		k.one[T](w, ws, sc, ss, x, xs, acc, as, n, blocks)
+	}
+}
+
+// gemm unpacks the weights anew for every four rows of x. It works for all values.
+func (k *thin) gemm(y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scratch) {
 	bytes, blocks, n := w.rowBytes(), w.Stride/Lane32, hi-lo
 	panel := thinPanel
 	if x.rows == 1 {
 		panel = wholePanel
 	}
 	panel = min(panel, blocks)
-	for r := 0; r < x.rows; {
-		t := width(x.rows - r)
-		acc := s.floats(t * n * 8)
+	for r0 := 0; r0 < x.rows; r0 += passRows {
+		rows := min(passRows, x.rows-r0)
+		acc := s.floats(rows * n * 8)
 		clear(acc)
 		for b := 0; b < blocks; b += panel {
 			nb := min(panel, blocks-b)
-			fused[t](&w.Data[lo*bytes+b*16], bytes, &w.Scale[lo*blocks+b], blocks, &x.data[r*x.stride+b*Lane32], x.stride*4, &acc[0], n*32, n, nb)
+			for r := 0; r < rows; {
+				t := width(rows - r)
+				k.run(t, &w.Data[lo*bytes+b*16], bytes, &w.Scale[lo*blocks+b], blocks,
+					&x.data[(r0+r)*x.stride+b*Lane32], x.stride*4, &acc[r*n*8], n*32, n, nb)
+				r += t
+			}
 		}
-		finish(y[r*ys:], ys, w, lo, n, t, acc)
-		r += t
+		finish(y[r0*ys:], ys, w, lo, n, rows, acc)
 	}
 }
 

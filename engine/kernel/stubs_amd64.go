@@ -450,3 +450,28 @@ func chainF324x1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms 
 //
 //go:noescape
 func chainF321x1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// mxWide4x2 does what mxFused1x2 does for groups of 4 rows of w.
+//
+//go:noescape
+func mxWide4x2(w *byte, ws int, sc *byte, ss int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// mxWide2x3 does what mxFused1x3 does for groups of 2 rows of w.
+//
+//go:noescape
+func mxWide2x3(w *byte, ws int, sc *byte, ss int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// mxWide2x4 does what mxFused1x4 does for groups of 2 rows of w.
+//
+//go:noescape
+func mxWide2x4(w *byte, ws int, sc *byte, ss int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileInt8Wide8x1 does what tileInt84x1 does for groups of 8 rows.
+//
+//go:noescape
+func tileInt8Wide8x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// mxWide6x1 does what mxFused1x1 does for groups of 6 rows of w and 8 blocks at a time.
+//
+//go:noescape
+func mxWide6x1(w *byte, ws int, sc *byte, ss int, x *float32, acc *float32, groups int, eights int)

@@ -26,9 +26,11 @@ func main() {
 	switch *what {
 	case "kernel":
 		tiles()
-		mx()
+		d := newMXData()
+		mx(d)
 		reduce()
 		elementwise()
+		wide(d)
 	case "base":
 		base()
 	default:

@@ -14,6 +14,7 @@ var e2m1 = [16]float32{0, .5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)),
 // mxData are the constants of the MXFP4 unpack.
 type mxData struct {
 	shifts, low4, high16, tableHi, tableLo, scales Mem
+	byte255, least, firstScales                    Mem // of the AVX-512 form
 }
 
 func bytes32(name string, f func(i int) byte) Mem {
@@ -36,6 +37,8 @@ func newMXData() (d mxData) {
 	}
 	s[255] = 0x7fc00000
 	d.scales = words("mxScales", s...)
+	d.byte255, d.least = words("mx255", 255), words("mxLeast", 0x400000)
+	d.firstScales = words("mxFirstScales", 0, 0, 0, 0, 0, 0, 0, 0, 8, 8, 8, 8, 8, 8, 8, 8)
 	return d
 }
 
@@ -98,8 +101,7 @@ func (c mxConst) unpack(m Mem, use func(step int, v reg.VecVirtual)) {
 	}
 }
 
-func mx() {
-	d := newMXData()
+func mx(d mxData) {
 	for _, s := range [][2]int{{1, 1}, {1, 2}, {1, 3}, {1, 4}} {
 		d.fused(s[0], s[1])
 	}

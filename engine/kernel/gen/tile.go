@@ -85,7 +85,7 @@ func tile(f string, R, T int, spreadMem Mem) {
 	Label(name + "_block")
 	for r := range R {
 		if size*32 >= 64 || r%2 == 0 {
-			PREFETCHT0(w.at(r, prefetch(f, T)))
+			PREFETCHT0(w.at(r, 1024))
 		}
 	}
 	for j := range 4 {
@@ -128,9 +128,6 @@ func tile(f string, R, T int, spreadMem Mem) {
 	JNZ(LabelRef(name + "_group"))
 	end()
 }
-
-// prefetch is the distance in bytes.
-func prefetch(f string, T int) int { return 1024 }
 
 // reduce writes the tree over the eight lanes of each sum, four sums at a time.
 func reduce() {

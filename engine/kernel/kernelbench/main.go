@@ -1,0 +1,307 @@
+// Command kernelbench decides whether the kernels are fast enough: it measures
+// them against what the processor can do at all, and says for each bar whether
+// it is met.
+//
+//	go run ./engine/kernel/kernelbench [-impl NAME] [-threads 1,2] [-rounds N] [-json FILE]
+//
+// The base figures are the AVX2 read bandwidth of the buffer that holds the
+// weights and the fused multiply-adds that 256-bit registers allow. Weights are
+// far larger than any cache and every slice takes other ones than the slice
+// before. All measurements of a run are interleaved, a slice of each in turn,
+// because the machine's speed drifts by more than the differences that matter.
+//
+// Time is the thread's processor time, so that sharing the cores with other
+// programs costs accuracy but no bias. With two threads both start each slice
+// together and the slower one counts.
+//
+// Exit status: 0, also when a bar is missed; 1 if it could not measure.
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+	"unsafe"
+
+	"deltafin/engine/kernel"
+)
+
+// A row of the table: what one slice does, and what it is measured in.
+type row struct {
+	Name string `json:"name"`
+	Unit string `json:"unit"` // GB/s (1e9 bytes of weights and scales) or GFLOP/s
+	Base string `json:"base"` // the name of the row that it is a percentage of
+	Bar  int    `json:"bar_percent,omitempty"`
+
+	work  float64                     // per slice, in the unit's numerator
+	slice func(p *kernel.Pool, i int) // does slice i
+}
+
+// Result is one row for one number of threads.
+type Result struct {
+	row
+	Threads       int     `json:"threads"`
+	Best          float64 `json:"best"`
+	Median        float64 `json:"median"`
+	Percent       float64 `json:"percent"` // best of base's best
+	MedianPercent float64 `json:"median_percent"`
+}
+
+// Record is what -json writes.
+type Record struct {
+	Processor string   `json:"processor"`
+	Go        string   `json:"go"`
+	Form      string   `json:"form"`
+	Rounds    int      `json:"rounds"`
+	Weights   int      `json:"weights_bytes"`
+	Results   []Result `json:"results"`
+}
+
+const (
+	read     = "read, 256-bit loads"
+	peak256  = "fused multiply-add, 256-bit"
+	peak512  = "fused multiply-add, 512-bit"
+	gbs      = "GB/s"
+	gflops   = "GFLOP/s"
+	bufBytes = 192 << 20
+
+	// phase is how many slices each row of the table is ahead of the one above it, so
+	// that no row finds in the cache what another has just used. It is even, to keep
+	// a thread's slices of one parity.
+	phase = 14
+)
+
+func main() {
+	impl := flag.String("impl", kernel.Active(), "form of the kernels: "+strings.Join(kernel.Implementations(), ", "))
+	threads := flag.String("threads", "1,2", "numbers of threads, comma separated")
+	rounds := flag.Int("rounds", 60, "slices of each measurement")
+	out := flag.String("json", "", "write the record to this file")
+	flag.Parse()
+	if err := run(*impl, *threads, *rounds, *out); err != nil {
+		fmt.Fprintln(os.Stderr, "kernelbench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(impl, threads string, rounds int, out string) error {
+	if err := kernel.Use(impl); err != nil {
+		return err
+	}
+	if !haveBase {
+		return fmt.Errorf("no base figures on %s/%s in this build: run on amd64 without -tags noasm", runtime.GOOS, runtime.GOARCH)
+	}
+	rows := table()
+	rec := Record{Processor: processor(), Go: runtime.Version(), Form: impl, Rounds: rounds, Weights: bufBytes}
+	for _, s := range strings.Split(threads, ",") {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 || n > runtime.NumCPU() {
+			return fmt.Errorf("-threads %q: want numbers from 1 to %d, comma separated", threads, runtime.NumCPU())
+		}
+		rec.Results = append(rec.Results, measure(rows, n, rounds)...)
+	}
+	print(rec)
+	if out == "" {
+		return nil
+	}
+	b, err := json.MarshalIndent(rec, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(out, append(b, '\n'), 0o644)
+}
+
+// table lays matrices of every format over one buffer.
+func table() []row {
+	buf := weights(bufBytes)
+	rng := rand.New(rand.NewPCG(1, 2))
+	x := kernel.NewMat(64, 7168)
+	for i := range x.Data {
+		x.Data[i] = float32(rng.NormFloat64())
+	}
+	const slice = 6 << 20
+	rows := []row{
+		{Name: read, Unit: gbs, Base: read, work: slice, slice: func(_ *kernel.Pool, i int) {
+			o := i * slice % (len(buf) - slice) &^ 63
+			readBytes(&buf[o], slice)
+		}},
+		{Name: peak256, Unit: gflops, Base: peak256, work: 300_000 * 12 * 8 * 2, slice: func(*kernel.Pool, int) { peakFMA256(300_000) }},
+	}
+	if has512() {
+		rows = append(rows, row{Name: peak512, Unit: gflops, Base: peak256, work: 300_000 * 12 * 16 * 2, slice: func(*kernel.Pool, int) { peakFMA512(300_000) }})
+	}
+	for _, c := range []struct {
+		f           kernel.Format
+		outputs, in int
+		rows, bar   int
+	}{
+		{kernel.MXFP4, 3072, 3584, 1, 54},
+		{kernel.BF16, 512, 7168, 1, 92},
+		{kernel.Int8, 1024, 7168, 1, 80},
+		{kernel.F32, 256, 7168, 1, 0},
+		{kernel.MXFP4, 3072, 3584, 2, 0},
+		{kernel.MXFP4, 3072, 3584, 4, 50},
+		{kernel.MXFP4, 3072, 3584, 8, 0},
+		{kernel.MXFP4, 3072, 3584, 16, 68},
+		{kernel.MXFP4, 3072, 3584, 64, 68},
+		{kernel.BF16, 1536, 7168, 4, 0},
+		{kernel.BF16, 1536, 7168, 16, 70},
+		{kernel.Int8, 1536, 7168, 16, 0},
+		{kernel.F32, 1024, 7168, 16, 0},
+	} {
+		ms := matrices(buf, c.f, c.outputs, c.in)
+		r := row{Name: fmt.Sprintf("%v %dx%d", c.f, c.outputs, c.in), Unit: gbs, Base: read, Bar: c.bar, work: float64(ms[0].Bytes())}
+		if c.rows == 1 {
+			r.Name += ", 1 row"
+		} else {
+			r.Name += fmt.Sprintf(", %d rows", c.rows)
+			r.Unit, r.Base, r.work = gflops, peak256, float64(2*c.outputs*c.in*c.rows)
+		}
+		xs := kernel.Mat{Rows: c.rows, Cols: c.in, Stride: x.Stride, Data: x.Data}
+		// One result per thread: a slice's index says which thread runs it.
+		ys := []kernel.Mat{kernel.NewMat(c.rows, c.outputs), kernel.NewMat(c.rows, c.outputs)}
+		r.slice = func(p *kernel.Pool, i int) {
+			p.MatMul(kernel.Job{Y: ys[i%len(ys)], X: xs, W: ms[i%len(ms)]})
+		}
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+// weights fills a buffer with bytes that are normal numbers in every format:
+// subnormal ones would measure the processor's slow path.
+func weights(n int) []byte {
+	b := kernel.Bytes(n)
+	rng := rand.New(rand.NewPCG(3, 4))
+	for i := 0; i < n; i += 8 {
+		*(*uint64)(unsafe.Pointer(&b[i])) = rng.Uint64()&0x81ff81ff81ff81ff | 0x3e003e003e003e00
+	}
+	return b
+}
+
+// matrices cuts the buffer into as many matrices as fit. The number is made odd, so
+// that two threads that take every second slice still visit all of them.
+func matrices(buf []byte, f kernel.Format, outputs, in int) []*kernel.Matrix {
+	size := map[kernel.Format]int{kernel.F32: 8, kernel.BF16: 4, kernel.Int8: 2, kernel.MXFP4: 1}[f] * outputs * in / 2
+	n := (len(buf)/size - 1) | 1
+	var ms []*kernel.Matrix
+	for i := range n {
+		data := buf[i*size:][:size]
+		m := &kernel.Matrix{Format: f, Rows: outputs, Cols: in, Stride: in, Data: data}
+		switch f {
+		case kernel.MXFP4:
+			m.Scale = kernel.Bytes(outputs * in / kernel.Lane32)
+			for j := range m.Scale {
+				m.Scale[j] = 118 + byte(j*7%8)
+			}
+		case kernel.Int8:
+			m.RowScale = kernel.Floats(outputs)
+			for j := range m.RowScale {
+				m.RowScale[j] = 0.01
+			}
+		}
+		ms = append(ms, m)
+	}
+	return ms
+}
+
+// measure runs rounds slices of every row on n threads, interleaved.
+func measure(rows []row, n, rounds int) []Result {
+	rates := make([][]float64, len(rows))
+	took := make([]time.Duration, n)
+	var start, done sync.WaitGroup
+	type order struct{ row, slice int }
+	orders := make([]chan order, n)
+	for t := range n {
+		orders[t] = make(chan order)
+		go func() {
+			runtime.LockOSThread()
+			p := kernel.NewPool(1)
+			defer p.Close()
+			for o := range orders[t] {
+				start.Done()
+				start.Wait()
+				from := threadTime()
+				rows[o.row].slice(p, o.slice)
+				took[t] = threadTime() - from
+				done.Done()
+			}
+		}()
+	}
+	for round := range rounds + 1 {
+		for i, r := range rows {
+			start.Add(n)
+			done.Add(n)
+			for t := range n {
+				orders[t] <- order{i, round*n + t + i*phase}
+			}
+			done.Wait()
+			if round > 0 { // the first one warms up
+				rates[i] = append(rates[i], float64(n)*r.work/float64(slices.Max(took)))
+			}
+		}
+	}
+	var results []Result
+	base := map[string]Result{}
+	for i, r := range rows {
+		slices.Sort(rates[i])
+		res := Result{row: r, Threads: n, Best: rates[i][rounds-1], Median: rates[i][rounds/2]}
+		if r.Base == r.Name {
+			base[r.Name] = res
+		}
+		b := base[r.Base]
+		res.Percent, res.MedianPercent = 100*res.Best/b.Best, 100*res.Median/b.Median
+		results = append(results, res)
+	}
+	return results
+}
+
+func print(rec Record) {
+	fmt.Printf("%s, %s, form %s, %d slices each\n\n", rec.Processor, rec.Go, rec.Form, rec.Rounds)
+	w := tabwriter.NewWriter(os.Stdout, 2, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "threads\tkernel\tbest\tmedian\tunit\t% of base\t(medians)\t")
+	for _, r := range rec.Results {
+		fmt.Fprintf(w, "%d\t%s\t%.1f\t%.1f\t%s\t%.0f\t%.0f\t\n", r.Threads, r.Name, r.Best, r.Median, r.Unit, r.Percent, r.MedianPercent)
+	}
+	w.Flush()
+	fmt.Println()
+	for _, r := range rec.Results {
+		if r.Bar == 0 {
+			continue
+		}
+		verdict := "met"
+		if r.Percent < float64(r.Bar) {
+			verdict = "NOT MET"
+		}
+		fmt.Printf("bar: %s, %d thread(s): at least %d%% of %s: %.1f%%: %s\n", r.Name, r.Threads, r.Bar, r.Base, r.Percent, verdict)
+	}
+}
+
+// processor is the model name as the system gives it.
+func processor() string {
+	b, err := os.ReadFile("/proc/cpuinfo")
+	if err == nil {
+		var family, name string
+		for _, l := range strings.Split(string(b), "\n") {
+			k, v, _ := strings.Cut(l, ":")
+			switch strings.TrimSpace(k) {
+			case "cpu family":
+				family = strings.TrimSpace(v)
+			case "model name":
+				name = strings.TrimSpace(v)
+			}
+		}
+		if name != "" {
+			return name + " (family " + family + ")"
+		}
+	}
+	return runtime.GOARCH
+}
