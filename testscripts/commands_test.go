@@ -2,6 +2,7 @@ package testscripts
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -30,7 +31,7 @@ type script = testscript.TestScript
 var commands = map[string]func(ts *script, neg bool, args []string){
 	"code": code, "refuses": refuses, "interrupt": interrupt, "optparity": optParity,
 	"json": jsonField, "field": field, "accounts": accounts, "samelogits": sameLogits, "goldenlogits": goldenLogits,
-	"golden": goldenCase, "copymodel": copyModel, "damaged": damaged, "newhome": newHome, "stamp": stamp, "repeat": repeat,
+	"golden": goldenCase, "copymodel": copyModel, "damaged": damaged, "newhome": newHome, "stamp": stamp, "repeat": repeat, "ranks": ranks,
 }
 
 func need(ts *script, neg, ok bool, usage string) {
@@ -355,4 +356,22 @@ func repeat(ts *script, neg bool, args []string) {
 	text, err := strconv.Unquote(`"` + args[1] + `"`)
 	ts.Check(err)
 	ts.Check(os.WriteFile(ts.MkAbs(args[2]), []byte(strings.Repeat(text, n)), 0o644))
+}
+
+// ranks FILE IDS BYTES: writes the ids of all ordinary tokens in a tiktoken.model to
+// the file IDS, and their bytes to the file BYTES.
+func ranks(ts *script, neg bool, args []string) {
+	need(ts, neg, len(args) == 3, "ranks FILE IDS BYTES")
+	var ids, text bytes.Buffer
+	for line := range strings.Lines(ts.ReadFile(args[0])) {
+		coded, rank, ok := strings.Cut(strings.TrimSpace(line), " ")
+		b, err := base64.StdEncoding.DecodeString(coded)
+		if !ok || err != nil {
+			ts.Fatalf("%s: line %q", args[0], line)
+		}
+		text.Write(b)
+		fmt.Fprintln(&ids, rank)
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), ids.Bytes(), 0o644))
+	ts.Check(os.WriteFile(ts.MkAbs(args[2]), text.Bytes(), 0o644))
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -128,16 +129,42 @@ func unpack(files fs.FS, dir string) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		want, err := fs.ReadFile(files, name)
+		path := filepath.Join(dir, name)
+		if same, err := equalFiles(files, name, path); same || err != nil {
+			return err
+		}
+		data, err := fs.ReadFile(files, name)
 		if err != nil {
 			return err
 		}
-		path := filepath.Join(dir, name)
-		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
-			return nil
-		}
-		return writeFile(path, want)
+		return writeFile(path, data)
 	})
+}
+
+// equalFiles tells whether the file at path is that of files byte for byte; one that
+// cannot be read is not. Every start asks, so it takes little memory.
+func equalFiles(files fs.FS, name, path string) (bool, error) {
+	f, err := files.Open(name)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	g, err := os.Open(path)
+	if err != nil {
+		return false, nil
+	}
+	defer g.Close()
+	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
+	for {
+		n, errF := io.ReadFull(f, a)
+		m, errG := io.ReadFull(g, b)
+		if !bytes.Equal(a[:n], b[:m]) {
+			return false, nil
+		}
+		if errF != nil || errG != nil {
+			return errF == errG, nil // both at their end, or not
+		}
+	}
 }
 
 // writeFile publishes data at path in one step.
