@@ -1,5 +1,10 @@
 package kernel
 
+import (
+	"encoding/binary"
+	"math"
+)
+
 // tree adds the eight lanes: (((0+4)+(2+6)) + ((1+5)+(3+7))).
 func tree(a *[8]float32) float32 {
 	b0, b1, b2, b3 := a[0]+a[4], a[1]+a[5], a[2]+a[6], a[3]+a[7]
@@ -39,8 +44,21 @@ func sum(x []float32) float32 {
 // weights with x, both a multiple of Lane32 long.
 func dotRow(f Format, row []byte, x []float32) float32 {
 	var a [8]float32
-	for i, v := range x {
-		a[i&7] = FMA(weight(f, row, i), v, a[i&7])
+	switch f {
+	case F32:
+		for i, v := range x {
+			w := math.Float32frombits(binary.LittleEndian.Uint32(row[4*i:]))
+			a[i&7] = FMA(w, v, a[i&7])
+		}
+	case BF16:
+		for i, v := range x {
+			w := math.Float32frombits(uint32(binary.LittleEndian.Uint16(row[2*i:])) << 16)
+			a[i&7] = FMA(w, v, a[i&7])
+		}
+	default:
+		for i, v := range x {
+			a[i&7] = FMA(float32(int8(row[i])), v, a[i&7])
+		}
 	}
 	return tree(&a)
 }
@@ -82,19 +100,25 @@ func dotMXFP4(row, scale []byte, xp []float32) float32 {
 	var a [8]float32
 	for b, e := range scale {
 		w, x, s := (*[16]byte)(row[b*16:]), (*[Lane32]float32)(xp[b*Lane32:]), Scale(e)
-		for lane := range 8 {
-			var p float32
-			for step := range 4 {
-				c := mxColumn[step*8+lane]
-				v := e2m1[w[c/2]>>(c%2*4)&15]
-				if step == 0 {
-					p = v * x[lane]
-				} else {
-					p = FMA(v, x[step*8+lane], p)
-				}
+		for j := range 4 {
+			b0, b1, b2, b3 := &e2m1Pair[w[2*j]], &e2m1Pair[w[2*j+1]], &e2m1Pair[w[2*j+8]], &e2m1Pair[w[2*j+9]]
+			for nibble := range 2 {
+				lane := nibble*4 + j
+				p := b0[nibble] * x[lane]
+				p = FMA(b1[nibble], x[8+lane], p)
+				p = FMA(b2[nibble], x[16+lane], p)
+				p = FMA(b3[nibble], x[24+lane], p)
+				a[lane] = FMA(s, p, a[lane])
 			}
-			a[lane] = FMA(s, p, a[lane])
 		}
 	}
 	return tree(&a)
 }
+
+// e2m1Pair is the values of a byte's low and high nibble.
+var e2m1Pair = func() (t [256][2]float32) {
+	for b := range t {
+		t[b] = [2]float32{e2m1[b&15], e2m1[b>>4]}
+	}
+	return t
+}()

@@ -15,7 +15,7 @@ DATA spread<>+28(SB)/4, $0x0f0e8080
 GLOBL spread<>(SB), RODATA|NOPTR, $32
 
 // func tileBF164x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
-// Requires: AVX, AVX2, FMA3, MMX+
+// Requires: AVX, AVX2, CMOV, FMA3, MMX+
 TEXT ·tileBF164x1(SB), NOSPLIT, $0-64
 	MOVQ    ws+8(FP), AX
 	MOVQ    xs+24(FP), CX
@@ -25,6 +25,12 @@ TEXT ·tileBF164x1(SB), NOSPLIT, $0-64
 	MOVQ    acc+32(FP), SI
 	MOVQ    groups+48(FP), DI
 	VMOVDQU spread<>+0(SB), Y0
+	MOVQ    blocks+56(FP), R10
+	IMUL3Q  $+64, R10, R10
+	MOVQ    AX, R9
+	IMUL3Q  $+4, R9, R9
+	SUBQ    R10, R9
+	ADDQ    $+1024, R9
 
 tileBF164x1_group:
 	VMOVUPS (SI), Y1
@@ -35,10 +41,14 @@ tileBF164x1_group:
 	MOVQ    x+16(FP), BX
 
 tileBF164x1_block:
-	PREFETCHT0     1024(DX)
-	PREFETCHT0     1024(DX)(AX*1)
-	PREFETCHT0     1024(DX)(AX*2)
-	PREFETCHT0     1024(DX)(CX*1)
+	MOVQ           $+1024, R10
+	CMPQ           R8, $+16
+	CMOVQLE        R9, R10
+	ADDQ           DX, R10
+	PREFETCHT0     (R10)
+	PREFETCHT0     (R10)(AX*1)
+	PREFETCHT0     (R10)(AX*2)
+	PREFETCHT0     (R10)(CX*1)
 	VBROADCASTI128 (DX), Y5
 	VPSHUFB        Y0, Y5, Y5
 	VBROADCASTI128 (DX)(AX*1), Y6
@@ -134,10 +144,10 @@ tileBF164x2_group:
 	MOVQ    x+16(FP), DI
 
 tileBF164x2_block:
-	PREFETCHT0     1024(SI)
-	PREFETCHT0     1024(SI)(AX*1)
-	PREFETCHT0     1024(SI)(AX*2)
-	PREFETCHT0     1024(SI)(BX*1)
+	PREFETCHT0     768(SI)
+	PREFETCHT0     768(SI)(AX*1)
+	PREFETCHT0     768(SI)(AX*2)
+	PREFETCHT0     768(SI)(BX*1)
 	VBROADCASTI128 (SI), Y9
 	VPSHUFB        Y0, Y9, Y9
 	VBROADCASTI128 (SI)(AX*1), Y10
@@ -257,9 +267,9 @@ tileBF163x3_group:
 	MOVQ    x+16(FP), SI
 
 tileBF163x3_block:
-	PREFETCHT0     1024(BX)
-	PREFETCHT0     1024(BX)(AX*1)
-	PREFETCHT0     1024(BX)(AX*2)
+	PREFETCHT0     768(BX)
+	PREFETCHT0     768(BX)(AX*1)
+	PREFETCHT0     768(BX)(AX*2)
 	VBROADCASTI128 (BX), Y10
 	VPSHUFB        Y0, Y10, Y10
 	VBROADCASTI128 (BX)(AX*1), Y11
@@ -385,9 +395,9 @@ tileBF163x4_group:
 	MOVQ    x+16(FP), R8
 
 tileBF163x4_block:
-	PREFETCHT0     1024(DI)
-	PREFETCHT0     1024(DI)(AX*1)
-	PREFETCHT0     1024(DI)(AX*2)
+	PREFETCHT0     768(DI)
+	PREFETCHT0     768(DI)(AX*1)
+	PREFETCHT0     768(DI)(AX*2)
 	VBROADCASTI128 (DI), Y12
 	VPSHUFB        spread<>+0(SB), Y12, Y12
 	VBROADCASTI128 (DI)(AX*1), Y13
@@ -504,7 +514,7 @@ tileBF163x4_block:
 	RET
 
 // func tileBF161x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
-// Requires: AVX, AVX2, FMA3, MMX+
+// Requires: AVX, AVX2, CMOV, FMA3, MMX+
 TEXT ·tileBF161x1(SB), NOSPLIT, $0-64
 	MOVQ    ws+8(FP), AX
 	MOVQ    xs+24(FP), CX
@@ -513,6 +523,11 @@ TEXT ·tileBF161x1(SB), NOSPLIT, $0-64
 	MOVQ    acc+32(FP), BX
 	MOVQ    groups+48(FP), SI
 	VMOVDQU spread<>+0(SB), Y0
+	MOVQ    blocks+56(FP), R9
+	IMUL3Q  $+64, R9, R9
+	MOVQ    AX, R8
+	SUBQ    R9, R8
+	ADDQ    $+1024, R8
 
 tileBF161x1_group:
 	VMOVUPS (BX), Y1
@@ -520,7 +535,11 @@ tileBF161x1_group:
 	MOVQ    x+16(FP), DX
 
 tileBF161x1_block:
-	PREFETCHT0     1024(CX)
+	MOVQ           $+1024, R9
+	CMPQ           DI, $+16
+	CMOVQLE        R8, R9
+	ADDQ           CX, R9
+	PREFETCHT0     (R9)
 	VBROADCASTI128 (CX), Y2
 	VPSHUFB        Y0, Y2, Y2
 	VFMADD231PS    (DX), Y2, Y1
@@ -566,7 +585,7 @@ tileBF161x2_group:
 	MOVQ    x+16(FP), SI
 
 tileBF161x2_block:
-	PREFETCHT0     1024(BX)
+	PREFETCHT0     768(BX)
 	VBROADCASTI128 (BX), Y3
 	VPSHUFB        Y0, Y3, Y3
 	VFMADD231PS    (SI), Y3, Y1
@@ -618,7 +637,7 @@ tileBF161x3_group:
 	MOVQ    x+16(FP), SI
 
 tileBF161x3_block:
-	PREFETCHT0     1024(BX)
+	PREFETCHT0     768(BX)
 	VBROADCASTI128 (BX), Y4
 	VPSHUFB        Y0, Y4, Y4
 	VFMADD231PS    (SI), Y4, Y1
@@ -678,7 +697,7 @@ tileBF161x4_group:
 	MOVQ    x+16(FP), R8
 
 tileBF161x4_block:
-	PREFETCHT0     1024(DI)
+	PREFETCHT0     768(DI)
 	VBROADCASTI128 (DI), Y5
 	VPSHUFB        Y0, Y5, Y5
 	VFMADD231PS    (R8), Y5, Y1
@@ -722,15 +741,21 @@ tileBF161x4_block:
 	RET
 
 // func tileInt84x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
-// Requires: AVX, AVX2, FMA3, MMX+
+// Requires: AVX, AVX2, CMOV, FMA3, MMX+
 TEXT ·tileInt84x1(SB), NOSPLIT, $0-64
-	MOVQ ws+8(FP), AX
-	MOVQ xs+24(FP), CX
-	MOVQ as+40(FP), CX
-	LEAQ (AX)(AX*2), CX
-	MOVQ w+0(FP), DX
-	MOVQ acc+32(FP), SI
-	MOVQ groups+48(FP), DI
+	MOVQ   ws+8(FP), AX
+	MOVQ   xs+24(FP), CX
+	MOVQ   as+40(FP), CX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   w+0(FP), DX
+	MOVQ   acc+32(FP), SI
+	MOVQ   groups+48(FP), DI
+	MOVQ   blocks+56(FP), R10
+	IMUL3Q $+32, R10, R10
+	MOVQ   AX, R9
+	IMUL3Q $+4, R9, R9
+	SUBQ   R10, R9
+	ADDQ   $+1024, R9
 
 tileInt84x1_group:
 	VMOVUPS (SI), Y0
@@ -741,8 +766,14 @@ tileInt84x1_group:
 	MOVQ    x+16(FP), BX
 
 tileInt84x1_block:
-	PREFETCHT0  1024(DX)
-	PREFETCHT0  1024(DX)(AX*2)
+	MOVQ        $+1024, R10
+	CMPQ        R8, $+32
+	CMOVQLE     R9, R10
+	ADDQ        DX, R10
+	PREFETCHT0  (R10)
+	PREFETCHT0  (R10)(AX*1)
+	PREFETCHT0  (R10)(AX*2)
+	PREFETCHT0  (R10)(CX*1)
 	VPMOVSXBD   (DX), Y4
 	VCVTDQ2PS   Y4, Y4
 	VPMOVSXBD   (DX)(AX*1), Y5
@@ -837,8 +868,10 @@ tileInt84x2_group:
 	MOVQ    x+16(FP), DI
 
 tileInt84x2_block:
-	PREFETCHT0  1024(SI)
-	PREFETCHT0  1024(SI)(AX*2)
+	PREFETCHT0  384(SI)
+	PREFETCHT0  384(SI)(AX*1)
+	PREFETCHT0  384(SI)(AX*2)
+	PREFETCHT0  384(SI)(BX*1)
 	VPMOVSXBD   (SI), Y8
 	VCVTDQ2PS   Y8, Y8
 	VPMOVSXBD   (SI)(AX*1), Y9
@@ -957,8 +990,9 @@ tileInt83x3_group:
 	MOVQ    x+16(FP), SI
 
 tileInt83x3_block:
-	PREFETCHT0  1024(BX)
-	PREFETCHT0  1024(BX)(AX*2)
+	PREFETCHT0  384(BX)
+	PREFETCHT0  384(BX)(AX*1)
+	PREFETCHT0  384(BX)(AX*2)
 	VPMOVSXBD   (BX), Y9
 	VCVTDQ2PS   Y9, Y9
 	VPMOVSXBD   (BX)(AX*1), Y10
@@ -1084,8 +1118,9 @@ tileInt83x4_group:
 	MOVQ    x+16(FP), R8
 
 tileInt83x4_block:
-	PREFETCHT0  1024(DI)
-	PREFETCHT0  1024(DI)(AX*2)
+	PREFETCHT0  384(DI)
+	PREFETCHT0  384(DI)(AX*1)
+	PREFETCHT0  384(DI)(AX*2)
 	VPMOVSXBD   (DI), Y12
 	VCVTDQ2PS   Y12, Y12
 	VPMOVSXBD   (DI)(AX*1), Y13
@@ -1202,14 +1237,19 @@ tileInt83x4_block:
 	RET
 
 // func tileInt81x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
-// Requires: AVX, AVX2, FMA3, MMX+
+// Requires: AVX, AVX2, CMOV, FMA3, MMX+
 TEXT ·tileInt81x1(SB), NOSPLIT, $0-64
-	MOVQ ws+8(FP), AX
-	MOVQ xs+24(FP), CX
-	MOVQ as+40(FP), CX
-	MOVQ w+0(FP), CX
-	MOVQ acc+32(FP), BX
-	MOVQ groups+48(FP), SI
+	MOVQ   ws+8(FP), AX
+	MOVQ   xs+24(FP), CX
+	MOVQ   as+40(FP), CX
+	MOVQ   w+0(FP), CX
+	MOVQ   acc+32(FP), BX
+	MOVQ   groups+48(FP), SI
+	MOVQ   blocks+56(FP), R9
+	IMUL3Q $+32, R9, R9
+	MOVQ   AX, R8
+	SUBQ   R9, R8
+	ADDQ   $+1024, R8
 
 tileInt81x1_group:
 	VMOVUPS (BX), Y0
@@ -1217,7 +1257,11 @@ tileInt81x1_group:
 	MOVQ    x+16(FP), DX
 
 tileInt81x1_block:
-	PREFETCHT0  1024(CX)
+	MOVQ        $+1024, R9
+	CMPQ        DI, $+32
+	CMOVQLE     R8, R9
+	ADDQ        CX, R9
+	PREFETCHT0  (R9)
 	VPMOVSXBD   (CX), Y1
 	VCVTDQ2PS   Y1, Y1
 	VFMADD231PS (DX), Y1, Y0
@@ -1262,7 +1306,7 @@ tileInt81x2_group:
 	MOVQ    x+16(FP), SI
 
 tileInt81x2_block:
-	PREFETCHT0  1024(BX)
+	PREFETCHT0  384(BX)
 	VPMOVSXBD   (BX), Y2
 	VCVTDQ2PS   Y2, Y2
 	VFMADD231PS (SI), Y2, Y0
@@ -1313,7 +1357,7 @@ tileInt81x3_group:
 	MOVQ    x+16(FP), SI
 
 tileInt81x3_block:
-	PREFETCHT0  1024(BX)
+	PREFETCHT0  384(BX)
 	VPMOVSXBD   (BX), Y3
 	VCVTDQ2PS   Y3, Y3
 	VFMADD231PS (SI), Y3, Y0
@@ -1372,7 +1416,7 @@ tileInt81x4_group:
 	MOVQ    x+16(FP), R8
 
 tileInt81x4_block:
-	PREFETCHT0  1024(DI)
+	PREFETCHT0  384(DI)
 	VPMOVSXBD   (DI), Y4
 	VCVTDQ2PS   Y4, Y4
 	VFMADD231PS (R8), Y4, Y0
@@ -1416,15 +1460,21 @@ tileInt81x4_block:
 	RET
 
 // func tileF324x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, CMOV, FMA3, MMX+
 TEXT ·tileF324x1(SB), NOSPLIT, $0-64
-	MOVQ ws+8(FP), AX
-	MOVQ xs+24(FP), CX
-	MOVQ as+40(FP), CX
-	LEAQ (AX)(AX*2), CX
-	MOVQ w+0(FP), DX
-	MOVQ acc+32(FP), SI
-	MOVQ groups+48(FP), DI
+	MOVQ   ws+8(FP), AX
+	MOVQ   xs+24(FP), CX
+	MOVQ   as+40(FP), CX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   w+0(FP), DX
+	MOVQ   acc+32(FP), SI
+	MOVQ   groups+48(FP), DI
+	MOVQ   blocks+56(FP), R10
+	IMUL3Q $+128, R10, R10
+	MOVQ   AX, R9
+	IMUL3Q $+4, R9, R9
+	SUBQ   R10, R9
+	ADDQ   $+1024, R9
 
 tileF324x1_group:
 	VMOVUPS (SI), Y0
@@ -1435,10 +1485,14 @@ tileF324x1_group:
 	MOVQ    x+16(FP), BX
 
 tileF324x1_block:
-	PREFETCHT0  1024(DX)
-	PREFETCHT0  1024(DX)(AX*1)
-	PREFETCHT0  1024(DX)(AX*2)
-	PREFETCHT0  1024(DX)(CX*1)
+	MOVQ        $+1024, R10
+	CMPQ        R8, $+8
+	CMOVQLE     R9, R10
+	ADDQ        DX, R10
+	PREFETCHT0  (R10)
+	PREFETCHT0  (R10)(AX*1)
+	PREFETCHT0  (R10)(AX*2)
+	PREFETCHT0  (R10)(CX*1)
 	VMOVUPS     (DX), Y4
 	VMOVUPS     (DX)(AX*1), Y5
 	VMOVUPS     (DX)(AX*2), Y6
@@ -1517,10 +1571,10 @@ tileF324x2_group:
 	MOVQ    x+16(FP), DI
 
 tileF324x2_block:
-	PREFETCHT0  1024(SI)
-	PREFETCHT0  1024(SI)(AX*1)
-	PREFETCHT0  1024(SI)(AX*2)
-	PREFETCHT0  1024(SI)(BX*1)
+	PREFETCHT0  1536(SI)
+	PREFETCHT0  1536(SI)(AX*1)
+	PREFETCHT0  1536(SI)(AX*2)
+	PREFETCHT0  1536(SI)(BX*1)
 	VMOVUPS     (SI), Y8
 	VMOVUPS     (SI)(AX*1), Y9
 	VMOVUPS     (SI)(AX*2), Y10
@@ -1623,9 +1677,9 @@ tileF323x3_group:
 	MOVQ    x+16(FP), SI
 
 tileF323x3_block:
-	PREFETCHT0  1024(BX)
-	PREFETCHT0  1024(BX)(AX*1)
-	PREFETCHT0  1024(BX)(AX*2)
+	PREFETCHT0  1536(BX)
+	PREFETCHT0  1536(BX)(AX*1)
+	PREFETCHT0  1536(BX)(AX*2)
 	VMOVUPS     (BX), Y9
 	VMOVUPS     (BX)(AX*1), Y10
 	VMOVUPS     (BX)(AX*2), Y11
@@ -1739,9 +1793,9 @@ tileF323x4_group:
 	MOVQ    x+16(FP), R8
 
 tileF323x4_block:
-	PREFETCHT0  1024(DI)
-	PREFETCHT0  1024(DI)(AX*1)
-	PREFETCHT0  1024(DI)(AX*2)
+	PREFETCHT0  1536(DI)
+	PREFETCHT0  1536(DI)(AX*1)
+	PREFETCHT0  1536(DI)(AX*2)
 	VMOVUPS     (DI), Y12
 	VMOVUPS     (DI)(AX*1), Y13
 	VMOVUPS     (DI)(AX*2), Y14
@@ -1846,14 +1900,19 @@ tileF323x4_block:
 	RET
 
 // func tileF321x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
-// Requires: AVX, FMA3, MMX+
+// Requires: AVX, CMOV, FMA3, MMX+
 TEXT ·tileF321x1(SB), NOSPLIT, $0-64
-	MOVQ ws+8(FP), AX
-	MOVQ xs+24(FP), CX
-	MOVQ as+40(FP), CX
-	MOVQ w+0(FP), CX
-	MOVQ acc+32(FP), BX
-	MOVQ groups+48(FP), SI
+	MOVQ   ws+8(FP), AX
+	MOVQ   xs+24(FP), CX
+	MOVQ   as+40(FP), CX
+	MOVQ   w+0(FP), CX
+	MOVQ   acc+32(FP), BX
+	MOVQ   groups+48(FP), SI
+	MOVQ   blocks+56(FP), R9
+	IMUL3Q $+128, R9, R9
+	MOVQ   AX, R8
+	SUBQ   R9, R8
+	ADDQ   $+1024, R8
 
 tileF321x1_group:
 	VMOVUPS (BX), Y0
@@ -1861,7 +1920,11 @@ tileF321x1_group:
 	MOVQ    x+16(FP), DX
 
 tileF321x1_block:
-	PREFETCHT0  1024(CX)
+	MOVQ        $+1024, R9
+	CMPQ        DI, $+8
+	CMOVQLE     R8, R9
+	ADDQ        CX, R9
+	PREFETCHT0  (R9)
 	VMOVUPS     (CX), Y1
 	VFMADD231PS (DX), Y1, Y0
 	VMOVUPS     32(CX), Y1
@@ -1902,7 +1965,7 @@ tileF321x2_group:
 	MOVQ    x+16(FP), SI
 
 tileF321x2_block:
-	PREFETCHT0  1024(BX)
+	PREFETCHT0  1536(BX)
 	VMOVUPS     (BX), Y2
 	VFMADD231PS (SI), Y2, Y0
 	VFMADD231PS (SI)(CX*1), Y2, Y1
@@ -1949,7 +2012,7 @@ tileF321x3_group:
 	MOVQ    x+16(FP), SI
 
 tileF321x3_block:
-	PREFETCHT0  1024(BX)
+	PREFETCHT0  1536(BX)
 	VMOVUPS     (BX), Y3
 	VFMADD231PS (SI), Y3, Y0
 	VFMADD231PS (SI)(CX*1), Y3, Y1
@@ -2004,7 +2067,7 @@ tileF321x4_group:
 	MOVQ    x+16(FP), R8
 
 tileF321x4_block:
-	PREFETCHT0  1024(DI)
+	PREFETCHT0  1536(DI)
 	VMOVUPS     (DI), Y4
 	VFMADD231PS (R8), Y4, Y0
 	VFMADD231PS (R8)(CX*1), Y4, Y1
@@ -5007,10 +5070,11 @@ mxWide4x2_group:
 	MOVQ    x+32(FP), R10
 
 mxWide4x2_block:
-	PREFETCHT0      512(SI)
-	PREFETCHT0      512(SI)(AX*1)
-	PREFETCHT0      512(SI)(AX*2)
-	PREFETCHT0      512(SI)(DI*1)
+	LEAQ            (SI)(AX*4), R14
+	PREFETCHT0      (R14)
+	PREFETCHT0      (R14)(AX*1)
+	PREFETCHT0      (R14)(AX*2)
+	PREFETCHT0      (R14)(DI*1)
 	VBROADCASTF32X8 (R10), Z7
 	VBROADCASTF32X8 32(R10), Z8
 	VBROADCASTF32X8 64(R10), Z9
@@ -5151,8 +5215,9 @@ mxWide2x3_group:
 	MOVQ    x+32(FP), R8
 
 mxWide2x3_block:
-	PREFETCHT0      512(SI)
-	PREFETCHT0      512(SI)(AX*1)
+	LEAQ            (SI)(AX*4), R12
+	PREFETCHT0      (R12)
+	PREFETCHT0      (R12)(AX*1)
 	VBROADCASTI32X4 (SI), Z6
 	VBROADCASTI32X4 (SI)(AX*1), K1, Z6
 	VPSRLVD         Z0, Z6, Z6
@@ -5244,8 +5309,9 @@ mxWide2x4_group:
 	MOVQ    x+32(FP), R8
 
 mxWide2x4_block:
-	PREFETCHT0      512(SI)
-	PREFETCHT0      512(SI)(AX*1)
+	LEAQ            (SI)(AX*4), R14
+	PREFETCHT0      (R14)
+	PREFETCHT0      (R14)(AX*1)
 	VBROADCASTI32X4 (SI), Z7
 	VBROADCASTI32X4 (SI)(AX*1), K1, Z7
 	VPSRLVD         Z0, Z7, Z7
@@ -5320,13 +5386,19 @@ mxWide2x4_block:
 	RET
 
 // func tileInt8Wide8x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
-// Requires: AVX, AVX512DQ, AVX512F, MMX+
+// Requires: AVX, AVX512DQ, AVX512F, CMOV, MMX+
 TEXT ·tileInt8Wide8x1(SB), NOSPLIT, $0-64
-	MOVQ ws+8(FP), AX
-	LEAQ (AX)(AX*2), CX
-	MOVQ w+0(FP), DX
-	MOVQ acc+32(FP), DI
-	MOVQ groups+48(FP), R8
+	MOVQ   ws+8(FP), AX
+	LEAQ   (AX)(AX*2), CX
+	MOVQ   w+0(FP), DX
+	MOVQ   acc+32(FP), DI
+	MOVQ   groups+48(FP), R8
+	MOVQ   blocks+56(FP), R11
+	IMUL3Q $+32, R11, R11
+	MOVQ   AX, R10
+	IMUL3Q $+8, R10, R10
+	SUBQ   R11, R10
+	ADDQ   $+1024, R10
 
 tileInt8Wide8x1_group:
 	LEAQ    (DX)(AX*4), BX
@@ -5338,14 +5410,19 @@ tileInt8Wide8x1_group:
 	MOVQ    x+16(FP), SI
 
 tileInt8Wide8x1_block:
-	PREFETCHT0      512(DX)
-	PREFETCHT0      512(DX)(AX*1)
-	PREFETCHT0      512(DX)(AX*2)
-	PREFETCHT0      512(DX)(CX*1)
-	PREFETCHT0      512(BX)
-	PREFETCHT0      512(BX)(AX*1)
-	PREFETCHT0      512(BX)(AX*2)
-	PREFETCHT0      512(BX)(CX*1)
+	MOVQ            $+1024, R11
+	CMPQ            R9, $+32
+	CMOVQLE         R10, R11
+	ADDQ            DX, R11
+	PREFETCHT0      (R11)
+	PREFETCHT0      (R11)(AX*1)
+	PREFETCHT0      (R11)(AX*2)
+	PREFETCHT0      (R11)(CX*1)
+	LEAQ            (R11)(AX*4), R11
+	PREFETCHT0      (R11)
+	PREFETCHT0      (R11)(AX*1)
+	PREFETCHT0      (R11)(AX*2)
+	PREFETCHT0      (R11)(CX*1)
 	VBROADCASTF32X8 (SI), Z4
 	VMOVQ           (DX), X5
 	VMOVHPS         (DX)(AX*1), X5, X5
@@ -5478,18 +5555,20 @@ mxWide6x1_group:
 	MOVQ    x+32(FP), R10
 
 mxWide6x1_eight:
-	PREFETCHT0      512(SI)
-	PREFETCHT0      576(SI)
-	PREFETCHT0      512(SI)(AX*1)
-	PREFETCHT0      576(SI)(AX*1)
-	PREFETCHT0      512(SI)(AX*2)
-	PREFETCHT0      576(SI)(AX*2)
-	PREFETCHT0      512(SI)(DX*1)
-	PREFETCHT0      576(SI)(DX*1)
-	PREFETCHT0      512(DI)
-	PREFETCHT0      576(DI)
-	PREFETCHT0      512(DI)(AX*1)
-	PREFETCHT0      576(DI)(AX*1)
+	LEAQ            (DI)(AX*2), R13
+	PREFETCHT0      (R13)
+	PREFETCHT0      64(R13)
+	PREFETCHT0      (R13)(AX*1)
+	PREFETCHT0      64(R13)(AX*1)
+	PREFETCHT0      (R13)(AX*2)
+	PREFETCHT0      64(R13)(AX*2)
+	LEAQ            (R13)(DX*1), R13
+	PREFETCHT0      (R13)
+	PREFETCHT0      64(R13)
+	PREFETCHT0      (R13)(AX*1)
+	PREFETCHT0      64(R13)(AX*1)
+	PREFETCHT0      (R13)(AX*2)
+	PREFETCHT0      64(R13)(AX*2)
 	VMOVQ           (R8), X7
 	VMOVHPS         (R8)(CX*1), X7, X7
 	VPMOVZXBD       X7, Z7

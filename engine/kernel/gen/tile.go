@@ -23,6 +23,47 @@ func tiles() {
 	}
 }
 
+// distance is how far ahead of its use a weight is fetched, in bytes of its row.
+const distance = 1024
+
+// A prefetcher runs ahead of a walk over groups of rows that come from memory, and
+// at the end of the rows turns to the next group's: a fixed distance would leave
+// the start of every row to be waited for.
+type prefetcher struct{ jump, p reg.GPVirtual }
+
+// newPrefetcher makes jump the distance from the end of a group to the next: past
+// the other rows, less the columns walked.
+func newPrefetcher(ws reg.GPVirtual, R, size int) prefetcher {
+	f := prefetcher{GP64(), GP64()}
+	Load(Param("blocks"), f.p)
+	IMUL3Q(I32(32*size), f.p, f.p)
+	MOVQ(ws, f.jump)
+	if R > 1 {
+		IMUL3Q(I32(R), f.jump, f.jump)
+	}
+	SUBQ(f.p, f.jump)
+	ADDQ(I32(distance), f.jump)
+	return f
+}
+
+// fetch is for block n from the end; it covers rows 0..R-1 of base, R at most 4, and
+// of base + 4*ws if halves is 2.
+func (f prefetcher) fetch(base, ws, ws3, n reg.GPVirtual, R, halves, size int) {
+	MOVQ(I32(distance), f.p)
+	CMPQ(n, I32(distance/32/size))
+	CMOVQLE(f.jump, f.p)
+	ADDQ(base, f.p)
+	for h := range halves {
+		if h > 0 {
+			LEAQ(Mem{Base: f.p, Index: ws, Scale: 4}, f.p)
+		}
+		a := strided{f.p, ws, ws3}
+		for r := range R {
+			PREFETCHT0(a.at(r, 0))
+		}
+	}
+}
+
 var spreadData *Mem
 
 // spreadWords is the shuffle that moves eight bf16 values to the upper halves of
@@ -73,19 +114,25 @@ func tile(f string, R, T int, spreadMem Mem) {
 		spread = v
 	}
 	a := ymms(R * T)
+	n := GP64()
+	var ahead prefetcher
+	if T == 1 {
+		ahead = newPrefetcher(ws, R, size)
+	}
 	Label(name + "_group")
 	for t := range T {
 		for r := range R {
 			VMOVUPS(acc.at(t, r*32), a[t*R+r])
 		}
 	}
-	n := GP64()
 	Load(Param("blocks"), n)
 	Load(Param("x"), x.base)
 	Label(name + "_block")
-	for r := range R {
-		if size*32 >= 64 || r%2 == 0 {
-			PREFETCHT0(w.at(r, 1024))
+	if T == 1 {
+		ahead.fetch(w.base, ws, ws3, n, R, 1, size)
+	} else {
+		for r := range R {
+			PREFETCHT0(w.at(r, 384*size)) // the next panel of the row
 		}
 	}
 	for j := range 4 {

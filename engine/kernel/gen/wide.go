@@ -137,9 +137,15 @@ func (d mxData) gemv512() {
 	Load(Param("eights"), n)
 	Load(Param("x"), x)
 	Label(name + "_eight")
+	// The same columns six rows on, two lines of each row.
+	next := strided{GP64(), ws, ws3}
+	LEAQ(Mem{Base: w4.base, Index: ws, Scale: 2}, next.base)
 	for r := range 2 * P {
-		PREFETCHT0(row(w, w4, r, 512))
-		PREFETCHT0(row(w, w4, r, 576))
+		if r == 3 {
+			LEAQ(Mem{Base: next.base, Index: ws3, Scale: 1}, next.base)
+		}
+		PREFETCHT0(next.at(r%3, 0))
+		PREFETCHT0(next.at(r%3, 64))
 	}
 	for p := range P {
 		b, nan := XMM(), K()
@@ -227,12 +233,13 @@ func (d mxData) thin512(P, T int) {
 			VMOVUPS(acc.at(t, p*64), a[t*P+p])
 		}
 	}
-	n := GP64()
+	n, n4 := GP64(), GP64()
 	Load(Param("blocks"), n)
 	Load(Param("x"), x.base)
 	Label(name + "_block")
-	for r := range 2 * P {
-		PREFETCHT0(w.at(r, 512))
+	LEAQ(Mem{Base: w.base, Index: ws, Scale: 4}, n4)
+	for r := range 2 * P { // the same columns four rows on
+		PREFETCHT0(strided{n4, ws, w.s3}.at(r, 0))
 	}
 	xv := zmms(4 * T)
 	for i := range xv {
@@ -300,6 +307,7 @@ func int8Wide() {
 		return v.at(r-4, disp)
 	}
 	a := zmms(P)
+	ahead := newPrefetcher(ws, 2*P, 1)
 	Label(name + "_group")
 	LEAQ(Mem{Base: w.base, Index: ws, Scale: 4}, v.base)
 	for p := range P {
@@ -308,9 +316,7 @@ func int8Wide() {
 	Load(Param("blocks"), n)
 	Load(Param("x"), x)
 	Label(name + "_block")
-	for r := range 2 * P {
-		PREFETCHT0(row(r, 512))
-	}
+	ahead.fetch(w.base, ws, ws3, n, 4, 2, 1)
 	for j := range 4 {
 		xv := ZMM()
 		VBROADCASTF32X8(Mem{Base: x, Disp: j * 32}, xv)
