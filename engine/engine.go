@@ -93,7 +93,7 @@ func open(ctx context.Context, ck *checkpoint.Checkpoint, o Options) (*Engine, e
 		o.PassRows = DefaultPassRows
 	}
 	if o.Memory <= 0 {
-		o.Memory = availableMemory() / 4 * 3
+		o.Memory = AvailableMemory() / 4 * 3
 	}
 	dense := spine.Bytes(ck)
 	if need := dense + ck.ExpertLayout().ExpertBytes; need > o.Memory {

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// availableMemory is what can be allocated without pushing anything out: the least
+// AvailableMemory is what can be allocated without pushing anything out: the least
 // of the kernel's estimate and the room in each memory cgroup around this process.
-func availableMemory() int64 {
+func AvailableMemory() int64 {
 	free := int64(1) << 62
 	if v, ok := meminfo("MemAvailable:"); ok {
 		free = v

@@ -12,8 +12,8 @@ var (
 	getProcessMemoryInfo = kernel32.NewProc("K32GetProcessMemoryInfo")
 )
 
-// availableMemory is ullAvailPhys of GlobalMemoryStatusEx.
-func availableMemory() int64 {
+// AvailableMemory is ullAvailPhys of GlobalMemoryStatusEx.
+func AvailableMemory() int64 {
 	var s struct {
 		length, load                                                               uint32
 		totalPhys, availPhys, totalPage, availPage, totalVirt, availVirt, availExt uint64

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"syscall"
 	"unicode/utf8"
 
@@ -18,6 +19,7 @@ import (
 
 	"deltafin/engine"
 	"deltafin/engine/kernel"
+	"deltafin/engine/synth"
 )
 
 // Exit codes, the same for every command.
@@ -55,6 +57,8 @@ type streams struct {
 type cli struct {
 	Run     runCmd           `cmd:"" help:"Generate text from a prompt."`
 	Tokens  tokensCmd        `cmd:"" help:"Encode text to token ids, or decode ids to text."`
+	Synth   synthCmd         `cmd:"" help:"Write a checkpoint with random weights, for measurements."`
+	Plan    planCmd          `cmd:"" help:"Say what a model would do on this machine."`
 	Version kong.VersionFlag `help:"Print the version, the processor's kernels, and exit."`
 }
 
@@ -91,7 +95,7 @@ func run(ctx context.Context, args []string, std streams) error {
 	parser, err := kong.New(&c,
 		kong.Name("deltafin"),
 		kong.Description("Runs the complete Kimi K3 model, the same bits everywhere."+exitCodes),
-		kong.Vars{"version": version(), "rows": strconv.Itoa(engine.DefaultPassRows)},
+		kong.Vars{"version": version(), "rows": strconv.Itoa(engine.DefaultPassRows), "presets": strings.Join(synth.Presets(), ",")},
 		kong.Writers(std.out, std.err),
 		kong.Exit(func(int) { exited = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),

@@ -80,11 +80,11 @@ func (c *runCmd) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	bar := newProgress(std.err)
+	bar := newProgress(std.err, "prompt: layer", false)
 	result, err := e.NewSession().Generate(ctx, engine.Request{
 		Prompt: ids, MaxNew: c.MaxNew, Stop: []int{e.Config().EOS},
 		Token:    func(id int) error { bar.done(); return w.push(id) },
-		Progress: bar.update,
+		Progress: func(done, of int) { bar.update(int64(done), int64(of)) },
 	})
 	bar.done()
 	if end := w.finish(); err == nil {

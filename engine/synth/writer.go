@@ -16,6 +16,9 @@ import (
 // jobBytes is the most that is generated and written at once.
 const jobBytes = 8 << 20
 
+// ErrSpace is wrapped by Write's error when the file system has too little room.
+var ErrSpace = errors.New("not enough space")
+
 var errBusy = errors.New("is being written by somebody else: wait for that to end, or give another directory")
 
 type writer struct {
@@ -165,7 +168,7 @@ func (w *writer) room(need int64) error {
 		return fmt.Errorf("its free space is unknown: %w", err)
 	}
 	if need += need / 100; have < need {
-		return fmt.Errorf("%.2f GB are needed and the file system has %.2f GB free: make room, give a directory elsewhere, or ask for fewer layers", float64(need)/1e9, float64(have)/1e9)
+		return fmt.Errorf("%w: %.2f GB are needed and the file system has %.2f GB free: make room, give a directory elsewhere, or ask for fewer layers", ErrSpace, float64(need)/1e9, float64(have)/1e9)
 	}
 	return nil
 }

@@ -1,0 +1,117 @@
+package plan
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"deltafin/engine/drive"
+	"deltafin/engine/kernel"
+)
+
+// MeasureKernels fills in the rates of this machine's kernels with all of the pool's
+// workers, by products at K3's sizes over weights far larger than a cache. It takes
+// about two seconds.
+func MeasureKernels(p *kernel.Pool, m *Machine) error {
+	const cols, rows, many = 3584, 3072, 64
+	bf16, err := kernel.NewMatrix(kernel.BF16, 16*rows, cols, kernel.Bytes(2*16*rows*cols), nil)
+	if err != nil {
+		return err
+	}
+	scale := kernel.Bytes(32 * rows * cols / kernel.Lane32)
+	for i := range scale {
+		scale[i] = 120
+	}
+	mx, err := kernel.NewMatrix(kernel.MXFP4, 32*rows, cols, kernel.Bytes(32*rows*cols/2), scale)
+	if err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	for i := range mx.Data {
+		mx.Data[i] = byte(rng.Uint32())
+	}
+	x := kernel.NewMat(many, cols)
+	for i := range x.Data {
+		x.Data[i] = rng.Float32() - .5
+	}
+	// best is the shortest time of a product with r rows of x and w's first n rows.
+	best := func(w *kernel.Matrix, n, r int) float64 {
+		part, y := w.Sub(0, n), kernel.NewMat(r, n)
+		var t []float64
+		for range 5 {
+			began := time.Now()
+			p.MatMul(kernel.Job{Y: y, X: x.Slice(0, r), W: part})
+			t = append(t, time.Since(began).Seconds())
+		}
+		return slices.Min(t)
+	}
+	m.DenseRow = float64(bf16.Bytes()) / best(bf16, bf16.Rows, 1)
+	m.ExpertRow = float64(mx.Bytes()) / best(mx, mx.Rows, 1)
+	m.DenseRows = float64(many*rows*cols) / best(bf16, rows, many)
+	m.ExpertRows = float64(many*rows*cols) / best(mx, rows, many)
+	return nil
+}
+
+// MeasureDrive returns the rate in bytes per second at which the files of a directory
+// are read as experts are: ranges of that size at random places, several at a time, for about
+// the given time. The page cache is bypassed where the file system allows it.
+func MeasureDrive(ctx context.Context, dir string, size int64, d time.Duration) (float64, error) {
+	names, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		return 0, err
+	}
+	set := drive.NewSet(drive.Options{})
+	defer set.Close()
+	var files []*drive.File
+	for _, n := range names {
+		if info, err := os.Stat(n); err == nil && info.Mode().IsRegular() && info.Size() > 4*size {
+			f, err := set.Open(n)
+			if err != nil {
+				return 0, err
+			}
+			files = append(files, f)
+		}
+	}
+	if len(files) == 0 {
+		return 0, fmt.Errorf("%s: no file of %.2f GB or more to measure the drive with: give a directory with a checkpoint, or --rate", dir, float64(4*size)/1e9)
+	}
+	const inFlight = 6
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var bytes int64
+	var failed error
+	began := time.Now()
+	for w := range inFlight {
+		buf, err := drive.NewBuffer(size)
+		if err != nil {
+			return 0, err
+		}
+		rng := rand.New(rand.NewPCG(uint64(began.UnixNano()), uint64(w)))
+		wg.Go(func() {
+			defer buf.Free()
+			for time.Since(began) < d && ctx.Err() == nil {
+				f := files[rng.IntN(len(files))]
+				err := set.Read(ctx, drive.Read{File: f, Offset: rng.Int64N(f.Size() - size), Bytes: size, Into: buf})
+				mu.Lock()
+				bytes += size
+				if err != nil {
+					failed = err
+				}
+				mu.Unlock()
+				if err != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if failed == nil {
+		failed = ctx.Err()
+	}
+	return float64(bytes) / time.Since(began).Seconds(), failed
+}
