@@ -1,5 +1,3 @@
-// Package expert decides where routed experts come from: the shards they were
-// downloaded in, or memory if they were read before and there is room.
 package expert
 
 import (
@@ -8,15 +6,13 @@ import (
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/k3"
 	"deltafin/engine/kernel"
-	"deltafin/engine/opt"
 	"deltafin/prefill"
 )
 
-var keep = opt.New("resident-experts", "keep experts that were read in memory while the budget has room", nil)
-
-// Source streams the experts of a checkpoint. It implements [k3.Experts] and serves
-// one caller at a time.
-type Source struct {
+// Plain reads the experts of a checkpoint one after another through the page cache.
+// It implements [k3.Experts] and serves one caller at a time. [Source] is what a run
+// should use.
+type Plain struct {
 	ck       *checkpoint.Checkpoint
 	layout   checkpoint.ExpertLayout
 	slot     *held
@@ -32,15 +28,15 @@ type held struct {
 }
 
 // NewSource reads experts from ck and keeps up to budget bytes of them.
-func NewSource(ck *checkpoint.Checkpoint, budget int64) *Source {
-	return &Source{ck: ck, layout: ck.ExpertLayout(), budget: budget, resident: map[int64]*held{}}
+func NewSource(ck *checkpoint.Checkpoint, budget int64) *Plain {
+	return &Plain{ck: ck, layout: ck.ExpertLayout(), budget: budget, resident: map[int64]*held{}}
 }
 
 // Counters accounts for all streams so far.
-func (s *Source) Counters() prefill.Counters { return s.counters }
+func (s *Plain) Counters() prefill.Counters { return s.counters }
 
 // Stream calls use for each of ids in order.
-func (s *Source) Stream(ctx context.Context, layer int, ids []int32, use func(i int, e *k3.Expert) error, _ func() bool) error {
+func (s *Plain) Stream(ctx context.Context, layer int, ids []int32, use func(i int, e *k3.Expert) error, idle func() bool) error {
 	for i, id := range ids {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -56,7 +52,7 @@ func (s *Source) Stream(ctx context.Context, layer int, ids []int32, use func(i 
 	return nil
 }
 
-func (s *Source) get(layer, id int) (*held, error) {
+func (s *Plain) get(layer, id int) (*held, error) {
 	n := s.layout.ExpertBytes
 	s.counters.Union += n
 	key := int64(layer)<<32 | int64(id)
@@ -84,7 +80,7 @@ func (s *Source) get(layer, id int) (*held, error) {
 	return h, nil
 }
 
-func (s *Source) newSlot() *held {
+func (s *Plain) newSlot() *held {
 	h := &held{bytes: kernel.Bytes(int(s.layout.ExpertBytes))}
 	matrix := func(packed, scale int) kernel.Matrix {
 		p := s.layout.Parts[packed]
