@@ -172,6 +172,64 @@ func TestAStalledReadFailsInTimeAndKeepsItsBuffer(t *testing.T) {
 	})
 }
 
+func TestStalledReadsOfOneFileShareADescriptorAndTheirSlotsComeBack(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	write(t, path, 50000)
+	synctest.Test(t, func(t *testing.T) {
+		first, later := make(chan struct{}), make(chan struct{})
+		var calls atomic.Int64
+		s := NewSet(Options{Depth: 3, Buffered: true, Deadline: time.Second, Fault: func(string, int64, int) error {
+			switch n := calls.Add(1); {
+			case n == 1: // opens the file
+			case n <= 3:
+				<-first
+			case n == 4:
+				<-later
+			}
+			return nil
+		}})
+		f := openFile(t, s, path)
+		errs := map[string]error{}
+		var mu sync.Mutex
+		submit := func(name string) {
+			b, err := NewBuffer(100)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Submit(t.Context(), Read{File: f, Bytes: 100, Into: b, Done: func(err error) {
+				b.Free()
+				mu.Lock()
+				defer mu.Unlock()
+				errs[name] = err
+			}})
+			synctest.Wait()
+		}
+		submit("opener")
+		submit("stuck")
+		submit("stuck too")
+		time.Sleep(1100 * time.Millisecond)
+		synctest.Wait()
+		if s.fds.open != 0 || f.dev.Stats().Stuck != 2 || !errors.Is(errs["stuck too"], ErrStalled) {
+			t.Errorf("%d descriptors count, %d reads are stuck, %v", s.fds.open, f.dev.Stats().Stuck, errs)
+		}
+		submit("slow")   // has the last slot
+		submit("queued") // has none
+		if _, done := errs["queued"]; done || s.fds.open != 1 {
+			t.Errorf("three slots took four reads; %d descriptors count", s.fds.open)
+		}
+		close(first)
+		synctest.Wait()
+		if err, done := errs["queued"]; !done || err != nil {
+			t.Errorf("the slots that came back serve nobody: %v", errs)
+		}
+		close(later)
+		s.Close()
+		if errs["opener"] != nil || errs["slow"] != nil || len(errs) != 5 || s.fds.open != 0 {
+			t.Errorf("%v, %d descriptors count", errs, s.fds.open)
+		}
+	})
+}
+
 func TestADriveWithEverySlotStuckIsGivenUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	write(t, path, 50000)

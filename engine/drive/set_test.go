@@ -141,6 +141,9 @@ func TestAnyRangeIsTheFile(t *testing.T) {
 				try(off, rng.Int64N(size-off+1))
 			}
 			st := f.dev.Stats()
+			if f.dev.excepted != 0 {
+				t.Errorf("read the other way: %s", st.Mode)
+			}
 			if st.Demand.Bytes != total || st.Demand.Reads != reads || st.Ahead != (Account{}) {
 				t.Errorf("account %+v, want %d reads of %d bytes", st.Demand, reads, total)
 			}
