@@ -30,7 +30,7 @@ TEXT ·tileBF164x1(SB), NOSPLIT, $0-64
 	MOVQ    AX, R9
 	IMUL3Q  $+4, R9, R9
 	SUBQ    R10, R9
-	ADDQ    $+1024, R9
+	ADDQ    $+1536, R9
 
 tileBF164x1_group:
 	VMOVUPS (SI), Y1
@@ -41,8 +41,8 @@ tileBF164x1_group:
 	MOVQ    x+16(FP), BX
 
 tileBF164x1_block:
-	MOVQ           $+1024, R10
-	CMPQ           R8, $+16
+	MOVQ           $+1536, R10
+	CMPQ           R8, $+24
 	CMOVQLE        R9, R10
 	ADDQ           DX, R10
 	PREFETCHT0     (R10)
@@ -527,7 +527,7 @@ TEXT ·tileBF161x1(SB), NOSPLIT, $0-64
 	IMUL3Q  $+64, R9, R9
 	MOVQ    AX, R8
 	SUBQ    R9, R8
-	ADDQ    $+1024, R8
+	ADDQ    $+1536, R8
 
 tileBF161x1_group:
 	VMOVUPS (BX), Y1
@@ -535,8 +535,8 @@ tileBF161x1_group:
 	MOVQ    x+16(FP), DX
 
 tileBF161x1_block:
-	MOVQ           $+1024, R9
-	CMPQ           DI, $+16
+	MOVQ           $+1536, R9
+	CMPQ           DI, $+24
 	CMOVQLE        R8, R9
 	ADDQ           CX, R9
 	PREFETCHT0     (R9)
@@ -1474,7 +1474,7 @@ TEXT ·tileF324x1(SB), NOSPLIT, $0-64
 	MOVQ   AX, R9
 	IMUL3Q $+4, R9, R9
 	SUBQ   R10, R9
-	ADDQ   $+1024, R9
+	ADDQ   $+1536, R9
 
 tileF324x1_group:
 	VMOVUPS (SI), Y0
@@ -1485,8 +1485,8 @@ tileF324x1_group:
 	MOVQ    x+16(FP), BX
 
 tileF324x1_block:
-	MOVQ        $+1024, R10
-	CMPQ        R8, $+8
+	MOVQ        $+1536, R10
+	CMPQ        R8, $+12
 	CMOVQLE     R9, R10
 	ADDQ        DX, R10
 	PREFETCHT0  (R10)
@@ -1912,7 +1912,7 @@ TEXT ·tileF321x1(SB), NOSPLIT, $0-64
 	IMUL3Q $+128, R9, R9
 	MOVQ   AX, R8
 	SUBQ   R9, R8
-	ADDQ   $+1024, R8
+	ADDQ   $+1536, R8
 
 tileF321x1_group:
 	VMOVUPS (BX), Y0
@@ -1920,8 +1920,8 @@ tileF321x1_group:
 	MOVQ    x+16(FP), DX
 
 tileF321x1_block:
-	MOVQ        $+1024, R9
-	CMPQ        DI, $+8
+	MOVQ        $+1536, R9
+	CMPQ        DI, $+12
 	CMOVQLE     R8, R9
 	ADDQ        CX, R9
 	PREFETCHT0  (R9)

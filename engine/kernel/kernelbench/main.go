@@ -45,8 +45,10 @@ type row struct {
 	Base string `json:"base"` // the name of the row that it is a percentage of
 	Bar  int    `json:"bar_percent,omitempty"`
 
-	work  float64                     // per slice, in the unit's numerator
-	slice func(p *kernel.Pool, i int) // does slice i
+	work   float64                        // per slice, in the unit's numerator
+	bytes  int                            // of the buffer per slice, and
+	slices int                            // how many of them it has
+	slice  func(p *kernel.Pool, t, i int) // does slice i on thread t
 }
 
 // Result is one row for one number of threads.
@@ -76,11 +78,6 @@ const (
 	gbs      = "GB/s"
 	gflops   = "GFLOP/s"
 	bufBytes = 192 << 20
-
-	// phase is how many slices each row of the table is ahead of the one above it, so
-	// that no row finds in the cache what another has just used. It is even, to keep
-	// a thread's slices of one parity.
-	phase = 14
 )
 
 func main() {
@@ -133,14 +130,13 @@ func table() []row {
 	}
 	const slice = 6 << 20
 	rows := []row{
-		{Name: read, Unit: gbs, Base: read, work: slice, slice: func(_ *kernel.Pool, i int) {
-			o := i * slice % (len(buf) - slice) &^ 63
-			readBytes(&buf[o], slice)
+		{Name: read, Unit: gbs, Base: read, work: slice, bytes: slice, slices: len(buf) / slice, slice: func(_ *kernel.Pool, _, i int) {
+			readBytes(&buf[i*slice], slice)
 		}},
-		{Name: peak256, Unit: gflops, Base: peak256, work: 300_000 * 12 * 8 * 2, slice: func(*kernel.Pool, int) { peakFMA256(300_000) }},
+		{Name: peak256, Unit: gflops, Base: peak256, work: 300_000 * 12 * 8 * 2, slices: 1, slice: func(*kernel.Pool, int, int) { peakFMA256(300_000) }},
 	}
 	if has512() {
-		rows = append(rows, row{Name: peak512, Unit: gflops, Base: peak256, work: 300_000 * 12 * 16 * 2, slice: func(*kernel.Pool, int) { peakFMA512(300_000) }})
+		rows = append(rows, row{Name: peak512, Unit: gflops, Base: peak256, work: 300_000 * 12 * 16 * 2, slices: 1, slice: func(*kernel.Pool, int, int) { peakFMA512(300_000) }})
 	}
 	for _, c := range []struct {
 		f           kernel.Format
@@ -170,10 +166,13 @@ func table() []row {
 			r.Unit, r.Base, r.work = gflops, peak256, float64(2*c.outputs*c.in*c.rows)
 		}
 		xs := kernel.Mat{Rows: c.rows, Cols: c.in, Stride: x.Stride, Data: x.Data}
-		// One result per thread: a slice's index says which thread runs it.
-		ys := []kernel.Mat{kernel.NewMat(c.rows, c.outputs), kernel.NewMat(c.rows, c.outputs)}
-		r.slice = func(p *kernel.Pool, i int) {
-			p.MatMul(kernel.Job{Y: ys[i%len(ys)], X: xs, W: ms[i%len(ms)]})
+		var ys []kernel.Mat
+		for range runtime.NumCPU() {
+			ys = append(ys, kernel.NewMat(c.rows, c.outputs))
+		}
+		r.bytes, r.slices = len(ms[0].Data), len(ms)
+		r.slice = func(p *kernel.Pool, t, i int) {
+			p.MatMul(kernel.Job{Y: ys[t], X: xs, W: ms[i]})
 		}
 		rows = append(rows, r)
 	}
@@ -191,11 +190,10 @@ func weights(n int) []byte {
 	return b
 }
 
-// matrices cuts the buffer into as many matrices as fit. The number is made odd, so
-// that two threads that take every second slice still visit all of them.
+// matrices cuts the buffer into as many matrices as fit.
 func matrices(buf []byte, f kernel.Format, outputs, in int) []*kernel.Matrix {
 	size := map[kernel.Format]int{kernel.F32: 8, kernel.BF16: 4, kernel.Int8: 2, kernel.MXFP4: 1}[f] * outputs * in / 2
-	n := (len(buf)/size - 1) | 1
+	n := len(buf) / size
 	var ms []*kernel.Matrix
 	for i := range n {
 		data := buf[i*size:][:size]
@@ -234,18 +232,26 @@ func measure(rows []row, n, rounds int) []Result {
 				start.Done()
 				start.Wait()
 				from := threadTime()
-				rows[o.row].slice(p, o.slice)
+				rows[o.row].slice(p, t, o.slice)
 				took[t] = threadTime() - from
 				done.Done()
 			}
 		}()
 	}
+	// Slices go round the buffer, one after the other, whichever row takes them: what
+	// a slice reads was last read a whole buffer ago.
+	cursor := 0
 	for round := range rounds + 1 {
 		for i, r := range rows {
 			start.Add(n)
 			done.Add(n)
 			for t := range n {
-				orders[t] <- order{i, round*n + t + i*phase}
+				next := 0
+				if r.bytes > 0 {
+					next = (cursor + r.bytes - 1) / r.bytes % r.slices
+					cursor = (next + 1) * r.bytes % bufBytes
+				}
+				orders[t] <- order{i, next}
 			}
 			done.Wait()
 			if round > 0 { // the first one warms up
