@@ -481,7 +481,7 @@ func TestReadAheadOffReadsNothingAhead(t *testing.T) {
 	readAhead.Set(false)
 	defer readAhead.Set(true)
 	s := w.newSource(t, drive.Options{}, Options{})
-	sameAsFrozen(t, w, s, "len5", 1, func(m *k3.Model) {
+	sameAsFrozen(t, w, s, "len5", 3, func(m *k3.Model) {
 		m.ObserveRoutes = func(l int, ids []int32, _ []float32) {
 			if l+1 < m.Config.Layers {
 				s.Hint(l+1, ids)
@@ -553,10 +553,10 @@ func TestAHomeThatFailsMidRunIsLeft(t *testing.T) {
 				mu.Unlock()
 			}})
 			passes := 0
-			sameAsFrozen(t, w, s, "len5", 1, func(m *k3.Model) {
+			sameAsFrozen(t, w, s, "len5", 3, func(m *k3.Model) {
 				m.ObserveRoutes = func(l int, _ []int32, _ []float32) {
 					if l == 5 {
-						if passes++; passes == 6 {
+						if passes++; passes == 3 {
 							mu.Lock()
 							c.harm(dir, &fail)
 							mu.Unlock()

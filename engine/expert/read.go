@@ -176,17 +176,22 @@ func (s *Source) choose(l *load, class drive.Class) ([]part, error) {
 	case overdue >= 0 && !l.late:
 		return whole(overdue), nil
 	}
-	devices := make([]expecter, len(ps))
+	cs := make([]candidate, len(ps))
+	s.mu.Lock()
 	for i, p := range ps {
-		devices[i] = p.file.Device()
+		cs[i].drive = p.file.Device()
+		if s.stream != nil {
+			cs[i].must = s.stream.must[p.file.Device()]
+		}
 	}
+	s.mu.Unlock()
 	if l.late && splitReads.On() && class == drive.Demand {
-		if a, b, ok := split(class, s.n, devices); ok && s.takeTail(l) {
+		if a, b, ok := split(class, s.n, cs); ok && s.takeTail(l) {
 			cut := s.cat.layout.Parts[checkpoint.W3Packed].Offset
 			return []part{{ps[a], 0, cut}, {ps[b], cut, s.n - cut}}, nil
 		}
 	}
-	return whole(choose(class, s.n, devices)), nil
+	return whole(choose(class, s.n, cs)), nil
 }
 
 // takeTail gives a load's slot a second buffer, if one is free and the expert is

@@ -352,8 +352,10 @@ type stream struct {
 	uses    []*load // what use i has in hand
 	unborn  int     // experts that were not started
 	stopped bool
-	last    *load         // the last one that arrived from a drive
-	inUse   time.Duration // that the caller worked
+	only    []*drive.Device         // the drive that alone can give an expert, or nil
+	must    map[*drive.Device]int64 // bytes of such experts that were not started
+	last    *load                   // the last one that arrived from a drive
+	inUse   time.Duration           // that the caller worked
 }
 
 // Stream calls use once for each of ids, which are ascending, one call at a time, and
@@ -365,6 +367,7 @@ func (s *Source) Stream(ctx context.Context, layer int, ids []int32, use func(i 
 	}
 	begin := time.Now()
 	st := &stream{s: s, layer: layer, ids: ids, uses: make([]*load, len(ids)), unborn: len(ids)}
+	st.only, st.must = s.musts(layer, ids)
 	s.mu.Lock()
 	if s.closed || s.stream != nil {
 		defer s.mu.Unlock()
@@ -415,6 +418,9 @@ func (st *stream) start(i int, done func(error)) {
 	key := s.cat.index(st.layer, int(id))
 	s.mu.Lock()
 	st.unborn--
+	if d := st.only[i]; d != nil {
+		st.must[d] -= s.n
+	}
 	if sl := s.resident[key]; sl != nil && keep.On() {
 		st.uses[i] = &load{key: key, slot: sl, there: true, resident: true}
 		more := s.next()

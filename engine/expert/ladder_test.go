@@ -1,0 +1,190 @@
+package expert
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"deltafin/engine/checkpoint"
+	"deltafin/engine/drive"
+	"deltafin/engine/k3"
+	"deltafin/engine/synth"
+)
+
+// rungs are the rates of the drives of a ladder, in bytes per second.
+var rungs = []float64{120e6, 80e6, 60e6, 40e6}
+
+// ladderCheckpoint has one MoE layer of 64 experts of 0.4 MB, large enough for rates to
+// be measured.
+func ladderCheckpoint(t testing.TB) *checkpoint.Checkpoint {
+	t.Helper()
+	p, err := synth.Preset("tiny")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Layers, p.Experts, p.TopK, p.MoEInter, p.Latent = 2, 64, 16, 512, 512
+	dir := filepath.Join(t.TempDir(), "model")
+	if err := synth.Write(t.Context(), dir, p, nil); err != nil {
+		t.Fatal(err)
+	}
+	ck, err := checkpoint.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ck.Close() })
+	return ck
+}
+
+// twins links a checkpoint's shards into n more directories.
+func twins(t testing.TB, ck *checkpoint.Checkpoint, n int) (dirs []string) {
+	t.Helper()
+	for range n {
+		dir := t.TempDir()
+		for i := range ck.Files() {
+			if err := os.Link(ck.Path(i), filepath.Join(dir, filepath.Base(ck.Path(i)))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		dirs = append(dirs, dir)
+	}
+	return dirs
+}
+
+// ladder opens a source over the checkpoint on a drive of the first rung and dirs on
+// the next.
+func ladder(t testing.TB, ck *checkpoint.Checkpoint, dirs []string) *Source {
+	t.Helper()
+	d := drive.Options{Buffered: true, Warn: func(string) {}, Pace: map[string]drive.Pace{ck.Dir(): {BytesPerSecond: rungs[0]}}}
+	for i, dir := range dirs {
+		d.Pace[dir] = drive.Pace{BytesPerSecond: rungs[i+1]}
+	}
+	drives := drive.NewSet(d)
+	t.Cleanup(drives.Close)
+	s, err := Open(ck, drives, Options{Dirs: dirs, Slots: 40, Reorder: 64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// timed reads experts and returns how long it took.
+func timed(t testing.TB, s *Source, ids []int32) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	if err := s.Stream(t.Context(), 1, ids, func(int, *k3.Expert) error { return nil }, nil); err != nil {
+		t.Fatal(err)
+	}
+	return time.Since(begin)
+}
+
+func upTo(n int) []int32 {
+	ids := make([]int32, n)
+	for i := range ids {
+		ids[i] = int32(i)
+	}
+	return ids
+}
+
+// TestDriveLadder reads a whole layer from one to four drives. The model is what no
+// placement can beat: bytes over the sum of the rates. On a busy machine a run can
+// be late, so the best of a few must be on time.
+func TestDriveLadder(t *testing.T) {
+	if testing.Short() {
+		t.Skip("NOT RUN: takes seconds of paced reads")
+	}
+	ck := ladderCheckpoint(t)
+	dirs := twins(t, ck, len(rungs)-1)
+	all := upTo(64)
+	check := func(name string, s *Source, n int) {
+		sum := 0.0
+		for _, r := range rungs[:n] {
+			sum += r
+		}
+		model := float64(len(all)) * float64(s.n) / sum
+		for range 3 {
+			timed(t, s, all) // rates become known
+		}
+		best := 1e9
+		for range 8 {
+			if best = min(best, timed(t, s, all).Seconds()/model); best < 1.05 {
+				break
+			}
+		}
+		balanceHomes.Set(false)
+		off := timed(t, s, all).Seconds() / model
+		balanceHomes.Set(true)
+		t.Logf("%-24s %d drives: %.2f of the model's %.0f ms; without the balancer %.2f", name, n, best, model*1e3, off)
+		if best > 1.10 {
+			t.Errorf("%s, %d drives: %.2f times the model's time", name, n, best)
+		}
+	}
+	for n := 1; n <= len(rungs); n++ {
+		check("full mirrors", ladder(t, ck, dirs[:n-1]), n)
+	}
+
+	// Copies that follow the plan, each drive with room for little more than its share.
+	var targets []PlaceTarget
+	each := packedBytes(1, ck.ExpertLayout().ExpertBytes)
+	for _, r := range rungs[1:] {
+		targets = append(targets, PlaceTarget{t.TempDir(), 64 * each * int64(r/1e6) / 280, r})
+	}
+	plan, err := PlacePlan(ck, nil, rungs[0], targets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drives := drive.NewSet(drive.Options{Buffered: true})
+	defer drives.Close()
+	var partial []string
+	for _, d := range plan.Dirs {
+		if err := PlaceStage(t.Context(), ck, drives, d, StageOptions{Reserve: -1}); err != nil {
+			t.Fatal(err)
+		}
+		partial = append(partial, d.Dir)
+	}
+	check("proportional placement", ladder(t, ck, partial), len(rungs))
+}
+
+// TestWhatSplittingIsWorth reads small unions, as decode has them, with and without
+// splits, by turns. It demands only that splits do no harm; it logs what they gain.
+func TestWhatSplittingIsWorth(t *testing.T) {
+	if testing.Short() {
+		t.Skip("NOT RUN: takes seconds of paced reads")
+	}
+	ck := ladderCheckpoint(t)
+	dirs := twins(t, ck, len(rungs)-1)
+	for _, n := range []int{2, 4} {
+		s := ladder(t, ck, dirs[:n-1])
+		rng := rand.New(rand.NewPCG(1, 2))
+		for range 3 {
+			timed(t, s, upTo(64))
+		}
+		var times [2][]float64
+		sum := 0.0
+		for _, r := range rungs[:n] {
+			sum += r
+		}
+		for range 12 {
+			ids := upTo(64)
+			rng.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+			ids = ids[:16]
+			slices.Sort(ids)
+			for on := range 2 {
+				splitReads.Set(on == 1)
+				times[on] = append(times[on], timed(t, s, ids).Seconds()/(16*float64(s.n)/sum))
+			}
+		}
+		splitReads.Set(true)
+		slices.Sort(times[0])
+		slices.Sort(times[1])
+		a, b := times[0][6], times[1][6]
+		t.Log(fmt.Sprintf("16 experts, %d drives: %.2f of the model whole, %.2f split, ratio %.2f (medians of 12)", n, a, b, b/a))
+		if b > 1.10*a {
+			t.Errorf("%d drives: splits cost time: %.2f of the model instead of %.2f", n, b, a)
+		}
+	}
+}
