@@ -5424,89 +5424,89 @@ tileInt8Wide8x1_block:
 	PREFETCHT0      (R11)(AX*2)
 	PREFETCHT0      (R11)(CX*1)
 	VBROADCASTF32X8 (SI), Z4
-	VMOVQ           (DX), X5
-	VMOVHPS         (DX)(AX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z0
-	VMOVQ           (DX)(AX*2), X5
-	VMOVHPS         (DX)(CX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z1
-	VMOVQ           (BX), X5
-	VMOVHPS         (BX)(AX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z2
-	VMOVQ           (BX)(AX*2), X5
-	VMOVHPS         (BX)(CX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z3
-	VBROADCASTF32X8 32(SI), Z4
-	VMOVQ           8(DX), X5
-	VMOVHPS         8(DX)(AX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z0
-	VMOVQ           8(DX)(AX*2), X5
-	VMOVHPS         8(DX)(CX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z1
-	VMOVQ           8(BX), X5
-	VMOVHPS         8(BX)(AX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z2
-	VMOVQ           8(BX)(AX*2), X5
-	VMOVHPS         8(BX)(CX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z3
-	VBROADCASTF32X8 64(SI), Z4
-	VMOVQ           16(DX), X5
-	VMOVHPS         16(DX)(AX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z0
-	VMOVQ           16(DX)(AX*2), X5
-	VMOVHPS         16(DX)(CX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z1
-	VMOVQ           16(BX), X5
-	VMOVHPS         16(BX)(AX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z2
-	VMOVQ           16(BX)(AX*2), X5
-	VMOVHPS         16(BX)(CX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z3
-	VBROADCASTF32X8 96(SI), Z4
-	VMOVQ           24(DX), X5
-	VMOVHPS         24(DX)(AX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z0
-	VMOVQ           24(DX)(AX*2), X5
-	VMOVHPS         24(DX)(CX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z1
-	VMOVQ           24(BX), X5
-	VMOVHPS         24(BX)(AX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z2
-	VMOVQ           24(BX)(AX*2), X5
-	VMOVHPS         24(BX)(CX*1), X5, X5
-	VPMOVSXBD       X5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VFMADD231PS     Z4, Z5, Z3
+	VBROADCASTF32X8 32(SI), Z5
+	VBROADCASTF32X8 64(SI), Z6
+	VBROADCASTF32X8 96(SI), Z7
+	VMOVQ           (DX), X8
+	VMOVHPS         (DX)(AX*1), X8, X8
+	VPMOVSXBD       X8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD231PS     Z4, Z8, Z0
+	VMOVQ           8(DX), X8
+	VMOVHPS         8(DX)(AX*1), X8, X8
+	VPMOVSXBD       X8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD231PS     Z5, Z8, Z0
+	VMOVQ           (DX)(AX*2), X8
+	VMOVHPS         (DX)(CX*1), X8, X8
+	VPMOVSXBD       X8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD231PS     Z4, Z8, Z1
+	VMOVQ           8(DX)(AX*2), X8
+	VMOVHPS         8(DX)(CX*1), X8, X8
+	VPMOVSXBD       X8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD231PS     Z5, Z8, Z1
+	VMOVQ           (BX), X8
+	VMOVHPS         (BX)(AX*1), X8, X8
+	VPMOVSXBD       X8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD231PS     Z4, Z8, Z2
+	VMOVQ           8(BX), X8
+	VMOVHPS         8(BX)(AX*1), X8, X8
+	VPMOVSXBD       X8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD231PS     Z5, Z8, Z2
+	VMOVQ           (BX)(AX*2), X8
+	VMOVHPS         (BX)(CX*1), X8, X8
+	VPMOVSXBD       X8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD231PS     Z4, Z8, Z3
+	VMOVQ           8(BX)(AX*2), X4
+	VMOVHPS         8(BX)(CX*1), X4, X4
+	VPMOVSXBD       X4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VFMADD231PS     Z5, Z4, Z3
+	VMOVQ           16(DX), X4
+	VMOVHPS         16(DX)(AX*1), X4, X4
+	VPMOVSXBD       X4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VFMADD231PS     Z6, Z4, Z0
+	VMOVQ           24(DX), X4
+	VMOVHPS         24(DX)(AX*1), X4, X4
+	VPMOVSXBD       X4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VFMADD231PS     Z7, Z4, Z0
+	VMOVQ           16(DX)(AX*2), X4
+	VMOVHPS         16(DX)(CX*1), X4, X4
+	VPMOVSXBD       X4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VFMADD231PS     Z6, Z4, Z1
+	VMOVQ           24(DX)(AX*2), X4
+	VMOVHPS         24(DX)(CX*1), X4, X4
+	VPMOVSXBD       X4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VFMADD231PS     Z7, Z4, Z1
+	VMOVQ           16(BX), X4
+	VMOVHPS         16(BX)(AX*1), X4, X4
+	VPMOVSXBD       X4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VFMADD231PS     Z6, Z4, Z2
+	VMOVQ           24(BX), X4
+	VMOVHPS         24(BX)(AX*1), X4, X4
+	VPMOVSXBD       X4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VFMADD231PS     Z7, Z4, Z2
+	VMOVQ           16(BX)(AX*2), X4
+	VMOVHPS         16(BX)(CX*1), X4, X4
+	VPMOVSXBD       X4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VFMADD231PS     Z6, Z4, Z3
+	VMOVQ           24(BX)(AX*2), X4
+	VMOVHPS         24(BX)(CX*1), X4, X4
+	VPMOVSXBD       X4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VFMADD231PS     Z7, Z4, Z3
 	ADDQ            $+32, DX
 	ADDQ            $+32, BX
 	ADDQ            $+128, SI
@@ -5517,7 +5517,7 @@ tileInt8Wide8x1_block:
 	VMOVUPS         Z2, 128(DI)
 	VMOVUPS         Z3, 192(DI)
 	MOVQ            blocks+56(FP), R9
-	SHLQ            $0x05, R9
+	IMUL3Q          $+32, R9, R9
 	SUBQ            R9, DX
 	LEAQ            (DX)(AX*8), DX
 	ADDQ            $+256, DI
@@ -5525,6 +5525,155 @@ tileInt8Wide8x1_block:
 	JNZ             tileInt8Wide8x1_group
 	VZEROUPPER
 	RET
+
+// func tileBF16Wide8x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+// Requires: AVX, AVX512BW, AVX512DQ, AVX512F, AVX512VL, CMOV, MMX+
+TEXT ·tileBF16Wide8x1(SB), NOSPLIT, $0-64
+	MOVQ      ws+8(FP), AX
+	LEAQ      (AX)(AX*2), CX
+	MOVQ      w+0(FP), DX
+	MOVQ      acc+32(FP), DI
+	MOVQ      groups+48(FP), R8
+	VMOVDQU32 spread512x0<>+0(SB), Z0
+	VMOVDQU32 spread512x1<>+0(SB), Z1
+	MOVL      $0xaaaaaaaa, BX
+	KMOVD     BX, K1
+	MOVQ      blocks+56(FP), R11
+	IMUL3Q    $+64, R11, R11
+	MOVQ      AX, R10
+	IMUL3Q    $+8, R10, R10
+	SUBQ      R11, R10
+	ADDQ      $+1536, R10
+
+tileBF16Wide8x1_group:
+	LEAQ    (DX)(AX*4), BX
+	VMOVUPS (DI), Z2
+	VMOVUPS 64(DI), Z3
+	VMOVUPS 128(DI), Z4
+	VMOVUPS 192(DI), Z5
+	MOVQ    blocks+56(FP), R9
+	MOVQ    x+16(FP), SI
+
+tileBF16Wide8x1_block:
+	MOVQ            $+1536, R11
+	CMPQ            R9, $+24
+	CMOVQLE         R10, R11
+	ADDQ            DX, R11
+	PREFETCHT0      (R11)
+	PREFETCHT0      (R11)(AX*1)
+	PREFETCHT0      (R11)(AX*2)
+	PREFETCHT0      (R11)(CX*1)
+	LEAQ            (R11)(AX*4), R11
+	PREFETCHT0      (R11)
+	PREFETCHT0      (R11)(AX*1)
+	PREFETCHT0      (R11)(AX*2)
+	PREFETCHT0      (R11)(CX*1)
+	VBROADCASTF32X8 (SI), Z6
+	VBROADCASTF32X8 32(SI), Z7
+	VBROADCASTF32X8 64(SI), Z8
+	VBROADCASTF32X8 96(SI), Z9
+	VMOVDQU32       (DX), Y10
+	VINSERTI64X4    $0x01, (DX)(AX*1), Z10, Z10
+	VPERMW.Z        Z10, Z0, K1, Z11
+	VFMADD231PS     Z6, Z11, Z2
+	VPERMW.Z        Z10, Z1, K1, Z11
+	VFMADD231PS     Z7, Z11, Z2
+	VMOVDQU32       (DX)(AX*2), Y12
+	VINSERTI64X4    $0x01, (DX)(CX*1), Z12, Z12
+	VPERMW.Z        Z12, Z0, K1, Z11
+	VFMADD231PS     Z6, Z11, Z3
+	VPERMW.Z        Z12, Z1, K1, Z11
+	VFMADD231PS     Z7, Z11, Z3
+	VMOVDQU32       (BX), Y13
+	VINSERTI64X4    $0x01, (BX)(AX*1), Z13, Z13
+	VPERMW.Z        Z13, Z0, K1, Z11
+	VFMADD231PS     Z6, Z11, Z4
+	VPERMW.Z        Z13, Z1, K1, Z11
+	VFMADD231PS     Z7, Z11, Z4
+	VMOVDQU32       (BX)(AX*2), Y14
+	VINSERTI64X4    $0x01, (BX)(CX*1), Z14, Z14
+	VPERMW.Z        Z14, Z0, K1, Z11
+	VFMADD231PS     Z6, Z11, Z5
+	VPERMW.Z        Z14, Z1, K1, Z6
+	VFMADD231PS     Z7, Z6, Z5
+	VMOVDQU32       32(DX), Y15
+	VINSERTI64X4    $0x01, 32(DX)(AX*1), Z15, Z15
+	VPERMW.Z        Z15, Z0, K1, Z6
+	VFMADD231PS     Z8, Z6, Z2
+	VPERMW.Z        Z15, Z1, K1, Z6
+	VFMADD231PS     Z9, Z6, Z2
+	VMOVDQU32       32(DX)(AX*2), Y16
+	VINSERTI64X4    $0x01, 32(DX)(CX*1), Z16, Z16
+	VPERMW.Z        Z16, Z0, K1, Z6
+	VFMADD231PS     Z8, Z6, Z3
+	VPERMW.Z        Z16, Z1, K1, Z6
+	VFMADD231PS     Z9, Z6, Z3
+	VMOVDQU32       32(BX), Y17
+	VINSERTI64X4    $0x01, 32(BX)(AX*1), Z17, Z17
+	VPERMW.Z        Z17, Z0, K1, Z6
+	VFMADD231PS     Z8, Z6, Z4
+	VPERMW.Z        Z17, Z1, K1, Z6
+	VFMADD231PS     Z9, Z6, Z4
+	VMOVDQU32       32(BX)(AX*2), Y18
+	VINSERTI64X4    $0x01, 32(BX)(CX*1), Z18, Z18
+	VPERMW.Z        Z18, Z0, K1, Z6
+	VFMADD231PS     Z8, Z6, Z5
+	VPERMW.Z        Z18, Z1, K1, Z6
+	VFMADD231PS     Z9, Z6, Z5
+	ADDQ            $+64, DX
+	ADDQ            $+64, BX
+	ADDQ            $+128, SI
+	DECQ            R9
+	JNZ             tileBF16Wide8x1_block
+	VMOVUPS         Z2, (DI)
+	VMOVUPS         Z3, 64(DI)
+	VMOVUPS         Z4, 128(DI)
+	VMOVUPS         Z5, 192(DI)
+	MOVQ            blocks+56(FP), R9
+	IMUL3Q          $+64, R9, R9
+	SUBQ            R9, DX
+	LEAQ            (DX)(AX*8), DX
+	ADDQ            $+256, DI
+	DECQ            R8
+	JNZ             tileBF16Wide8x1_group
+	VZEROUPPER
+	RET
+
+DATA spread512x0<>+0(SB)/4, $0x00000000
+DATA spread512x0<>+4(SB)/4, $0x00010000
+DATA spread512x0<>+8(SB)/4, $0x00020000
+DATA spread512x0<>+12(SB)/4, $0x00030000
+DATA spread512x0<>+16(SB)/4, $0x00040000
+DATA spread512x0<>+20(SB)/4, $0x00050000
+DATA spread512x0<>+24(SB)/4, $0x00060000
+DATA spread512x0<>+28(SB)/4, $0x00070000
+DATA spread512x0<>+32(SB)/4, $0x00100000
+DATA spread512x0<>+36(SB)/4, $0x00110000
+DATA spread512x0<>+40(SB)/4, $0x00120000
+DATA spread512x0<>+44(SB)/4, $0x00130000
+DATA spread512x0<>+48(SB)/4, $0x00140000
+DATA spread512x0<>+52(SB)/4, $0x00150000
+DATA spread512x0<>+56(SB)/4, $0x00160000
+DATA spread512x0<>+60(SB)/4, $0x00170000
+GLOBL spread512x0<>(SB), RODATA|NOPTR, $64
+
+DATA spread512x1<>+0(SB)/4, $0x00080000
+DATA spread512x1<>+4(SB)/4, $0x00090000
+DATA spread512x1<>+8(SB)/4, $0x000a0000
+DATA spread512x1<>+12(SB)/4, $0x000b0000
+DATA spread512x1<>+16(SB)/4, $0x000c0000
+DATA spread512x1<>+20(SB)/4, $0x000d0000
+DATA spread512x1<>+24(SB)/4, $0x000e0000
+DATA spread512x1<>+28(SB)/4, $0x000f0000
+DATA spread512x1<>+32(SB)/4, $0x00180000
+DATA spread512x1<>+36(SB)/4, $0x00190000
+DATA spread512x1<>+40(SB)/4, $0x001a0000
+DATA spread512x1<>+44(SB)/4, $0x001b0000
+DATA spread512x1<>+48(SB)/4, $0x001c0000
+DATA spread512x1<>+52(SB)/4, $0x001d0000
+DATA spread512x1<>+56(SB)/4, $0x001e0000
+DATA spread512x1<>+60(SB)/4, $0x001f0000
+GLOBL spread512x1<>(SB), RODATA|NOPTR, $64
 
 // func mxWide6x1(w *byte, ws int, sc *byte, ss int, x *float32, acc *float32, groups int, eights int)
 // Requires: AVX, AVX512BW, AVX512DQ, AVX512F, MMX+

@@ -471,6 +471,11 @@ func mxWide2x4(w *byte, ws int, sc *byte, ss int, x *float32, xs int, acc *float
 //go:noescape
 func tileInt8Wide8x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
 
+// tileBF16Wide8x1 does what tileBF164x1 does for groups of 8 rows.
+//
+//go:noescape
+func tileBF16Wide8x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
 // mxWide6x1 does what mxFused1x1 does for groups of 6 rows of w and 8 blocks at a time.
 //
 //go:noescape

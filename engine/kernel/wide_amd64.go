@@ -3,7 +3,7 @@
 package kernel
 
 // The AVX-512 form is the AVX2 form with other tiles where they pay: MXFP4, whose
-// unpacking has a wider table lookup, and int8 with one row. Everything else
+// unpacking has a wider table lookup, and bf16 and int8 with one row. Everything else
 // waits for memory or for nothing worth the code.
 
 var avx512Thin = thin{
@@ -23,21 +23,19 @@ func mxWide1(w *byte, ws int, sc *byte, ss int, x *float32, xs int, acc *float32
 	}
 }
 
-var int8Wide = func() tiler {
-	k := avx2Tiles[Int8]
-	k.height[1], k.tall[1] = 8, tileInt8Wide8x1
+var avx512Tiles = func() [4]tiler {
+	k := avx2Tiles
+	k[Int8].height[1], k[Int8].tall[1] = 8, tileInt8Wide8x1
+	k[BF16].height[1], k[BF16].tall[1] = 8, tileBF16Wide8x1
 	return k
 }()
 
 // gemmAVX512 is defGemm. For MXFP4 it never expands a tile: unpacking sixteen
 // values at a time for every four rows is faster than the AVX2 tiles.
 func gemmAVX512(y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scratch) {
-	switch w.Format {
-	case MXFP4:
+	if w.Format == MXFP4 {
 		avx512Thin.gemm(y, ys, w, lo, hi, x, s)
-	case Int8:
-		gemmTiles(&int8Wide, y, ys, w, lo, hi, x, s)
-	default:
-		gemmAVX2(y, ys, w, lo, hi, x, s)
+		return
 	}
+	gemmTiles(&avx512Tiles[w.Format], y, ys, w, lo, hi, x, s)
 }

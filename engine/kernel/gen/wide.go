@@ -99,7 +99,8 @@ func wide(d mxData) {
 	d.thin512(2, 2)
 	d.thin512(1, 3)
 	d.thin512(1, 4)
-	int8Wide()
+	gemvWide("Int8", 1)
+	gemvWide("BF16", 2)
 	d.gemv512()
 }
 
@@ -290,11 +291,12 @@ func (d mxData) thin512(P, T int) {
 	end()
 }
 
-// int8Wide: eight rows, one of x.
-func int8Wide() {
+// gemvWide: eight rows, one of x. Fewer instructions than eight rows of AVX2 leave
+// more of the reorder buffer to loads on their way from memory.
+func gemvWide(f string, size int) {
 	const P = 4
-	name := "tileInt8Wide8x1"
-	function(name, tileSignature, name+" does what tileInt84x1 does for groups of 8 rows.")
+	name := fmt.Sprintf("tile%sWide8x1", f)
+	function(name, tileSignature, fmt.Sprintf("%s does what tile%s4x1 does for groups of 8 rows.", name, f))
 	ws := param("ws")
 	ws3 := stride3(ws, 4)
 	w := strided{param("w"), ws, ws3}
@@ -306,8 +308,24 @@ func int8Wide() {
 		}
 		return v.at(r-4, disp)
 	}
+	var spread [2]reg.VecVirtual
+	var high reg.OpmaskVirtual
+	if f == "BF16" {
+		for j := range spread {
+			t := make([]uint32, 16)
+			for i := range t {
+				t[i] = uint32(i/8*16+j*8+i%8) << 16
+			}
+			spread[j] = ZMM()
+			VMOVDQU32(words(fmt.Sprintf("spread512x%d", j), t...), spread[j])
+		}
+		k := GP32()
+		high = K()
+		MOVL(U32(0xaaaaaaaa), k)
+		KMOVD(k, high)
+	}
 	a := zmms(P)
-	ahead := newPrefetcher(ws, 2*P, 1)
+	ahead := newPrefetcher(ws, 2*P, size)
 	Label(name + "_group")
 	LEAQ(Mem{Base: w.base, Index: ws, Scale: 4}, v.base)
 	for p := range P {
@@ -316,21 +334,37 @@ func int8Wide() {
 	Load(Param("blocks"), n)
 	Load(Param("x"), x)
 	Label(name + "_block")
-	ahead.fetch(w.base, ws, ws3, n, 4, 2, 1)
+	ahead.fetch(w.base, ws, ws3, n, 4, 2, size)
+	xv := zmms(4)
 	for j := range 4 {
-		xv := ZMM()
-		VBROADCASTF32X8(Mem{Base: x, Disp: j * 32}, xv)
+		VBROADCASTF32X8(Mem{Base: x, Disp: j * 32}, xv[j])
+	}
+	for h := range 2 {
 		for p := range P {
-			b, f := XMM(), ZMM()
-			VMOVQ(row(2*p, j*8), b)
-			VMOVHPS(row(2*p+1, j*8), b, b)
-			VPMOVSXBD(b, f)
-			VCVTDQ2PS(f, f)
-			VFMADD231PS(xv, f, a[p])
+			if f == "BF16" {
+				// Sixteen columns of two rows; their words go to the upper halves of dwords.
+				v := ZMM()
+				VMOVDQU32(row(2*p, h*32), v.AsY())
+				VINSERTI64X4(Imm(1), row(2*p+1, h*32), v, v)
+				for j := range 2 {
+					e := ZMM()
+					VPERMW_Z(v, spread[j], high, e)
+					VFMADD231PS(xv[2*h+j], e, a[p])
+				}
+				continue
+			}
+			for j := 2 * h; j < 2*h+2; j++ {
+				b, e := XMM(), ZMM()
+				VMOVQ(row(2*p, j*8), b)
+				VMOVHPS(row(2*p+1, j*8), b, b)
+				VPMOVSXBD(b, e)
+				VCVTDQ2PS(e, e)
+				VFMADD231PS(xv[j], e, a[p])
+			}
 		}
 	}
-	ADDQ(I32(32), w.base)
-	ADDQ(I32(32), v.base)
+	ADDQ(I32(int32(32*size)), w.base)
+	ADDQ(I32(int32(32*size)), v.base)
 	ADDQ(I32(128), x)
 	DECQ(n)
 	JNZ(LabelRef(name + "_block"))
@@ -338,7 +372,7 @@ func int8Wide() {
 		VMOVUPS(a[p], Mem{Base: acc, Disp: p * 64})
 	}
 	Load(Param("blocks"), n)
-	SHLQ(Imm(5), n)
+	IMUL3Q(I32(int32(32*size)), n, n)
 	SUBQ(n, w.base)
 	LEAQ(Mem{Base: w.base, Index: ws, Scale: 8}, w.base)
 	ADDQ(I32(64*P), acc)
