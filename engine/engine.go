@@ -12,11 +12,18 @@
 // [Session.Feed] extends it; [Session.Try] runs tokens without committing to them, after
 // which [Session.Keep] keeps any prefix; [Session.Fork] copies it.
 //
+// # Memory
+//
+// [Options.Memory] is a ceiling. The [Ledger] says what each part may take; weights
+// that do not fit are read when they are needed, from the files as they were
+// downloaded. Any budget from the floor up gives the same bits.
+//
 // # What is where
 //
 // engine/k3 is the model, engine/kernel the arithmetic, engine/checkpoint the file
-// format, engine/spine and engine/expert say where dense and routed weights come from, prefill
-// plans which rows an expert works on, engine/opt lists the optimisations.
+// format, engine/spine and engine/expert say where dense and routed weights come from,
+// engine/drive how bytes come off a drive, prefill plans which rows an expert works on,
+// engine/opt lists the optimisations.
 //
 // An Engine serves one pass at a time: sessions of one engine may not run
 // concurrently.
@@ -26,9 +33,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/drive"
 	"deltafin/engine/expert"
 	"deltafin/engine/k3"
 	"deltafin/engine/kernel"
@@ -48,77 +57,120 @@ var assembly = opt.New("assembly", "use the processor's vector kernels instead o
 	}
 })
 
-// Options are choices that change speed and memory, never a result.
+// Options are choices that change speed and memory, never a result (but for a
+// SpinePack in eight bits, which is another model and says so).
 type Options struct {
-	Threads      int   // workers; 0 means one per processor
-	PassRows     int   // most rows of a pass; 0 means DefaultPassRows
-	Memory       int64 // bytes that weights may take; 0 means three quarters of what the machine has available
-	ExpertMemory int64 // bytes of experts that may stay in memory; 0 means what Memory leaves, negative none
+	Threads  int   // workers; 0 means one per processor
+	Memory   int64 // ceiling in bytes; 0 means three quarters of what the machine has available
+	Context  int   // tokens of a session that memory is reserved for; 0 means 4096 or the model's limit
+	PassRows int   // most rows of a pass; 0 means DefaultPassRows, or fewer if memory is short
+
+	ExpertDirs   []string // further directories that hold copies of experts
+	ExpertMemory int64    // most bytes of experts that stay in memory; 0 means what is left, negative none
+	Slots        int      // experts on their way at once; 0 means as many as a token uses and a few more
+	SpinePack    string   // packed dense weights; "" means the checkpoint's shards
+
+	Heat  string            // file that counts how often experts are used, across runs; "" for none
+	Trace io.Writer         // gets the routes of every pass; nil for none
+	Warn  func(line string) // gets remarks such as a drive that failed; nil logs them
+	Drive drive.Options
 }
 
-// DefaultPassRows bounds the memory of a pass: a row takes about 1 MB at K3's size.
-const DefaultPassRows = 1024
-
-// ErrMemory is wrapped by Open's error when the model needs more memory than it may
-// use.
-var ErrMemory = errors.New("not enough memory")
+// DefaultPassRows is the most rows that a pass takes when memory is plentiful.
+const DefaultPassRows = 8192
 
 // Engine is an open checkpoint.
 type Engine struct {
-	ck       *checkpoint.Checkpoint
-	model    k3.Model
-	passRows int
+	ck      *checkpoint.Checkpoint
+	drives  *drive.Set
+	spine   *spine.Spine
+	experts *expert.Source
+	model   k3.Model
+	ledger  Ledger
 }
 
-// Open opens the checkpoint in dir, checks that it is complete, and reads its
-// dense weights. It refuses when they do not fit the memory.
+// Open opens the checkpoint in dir, checks that it is complete, and shares the memory
+// out; its error wraps [ErrMemory] when there is too little. Weights are read when a pass
+// first needs them.
 func Open(ctx context.Context, dir string, o Options) (*Engine, error) {
 	ck, err := checkpoint.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	e, err := open(ctx, ck, o)
-	if err != nil {
-		ck.Close()
-		return nil, err
+	e := &Engine{ck: ck}
+	if err := e.open(ctx, o); err != nil {
+		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
 }
 
-func open(ctx context.Context, ck *checkpoint.Checkpoint, o Options) (*Engine, error) {
+func (e *Engine) open(ctx context.Context, o Options) error {
 	if o.Threads <= 0 {
 		o.Threads = runtime.GOMAXPROCS(0)
 	}
-	if o.PassRows <= 0 {
-		o.PassRows = DefaultPassRows
-	}
-	if o.Memory <= 0 {
-		o.Memory = AvailableMemory() / 4 * 3
-	}
-	dense := spine.Bytes(ck)
-	if need := dense + ck.ExpertLayout().ExpertBytes; need > o.Memory {
-		return nil, fmt.Errorf("%s: %w: the dense weights and one expert take %.1f GB, and %.1f GB may be used: free some or use a larger machine", ck.Dir(), ErrMemory, float64(need)/1e9, float64(o.Memory)/1e9)
-	}
-	if o.ExpertMemory == 0 {
-		o.ExpertMemory = o.Memory - dense
-	}
-	s, err := spine.Load(ctx, ck)
+	ledger, so, xo, err := layout(e.ck, o)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &Engine{ck: ck, passRows: o.PassRows, model: k3.Model{
-		Config: ck.Config(), Spine: s, Experts: expert.NewSource(ck, o.ExpertMemory), Pool: kernel.NewPool(o.Threads),
-	}}, nil
+	e.ledger = ledger
+	if o.Drive.Warn == nil {
+		o.Drive.Warn = o.Warn
+	}
+	// A model that will be in memory whole is read once: the page cache may help the
+	// next start, and has nothing to push out.
+	if ledger.Resident == expertBytes(e.ck) && ledger.Limit/2 > ledger.Resident+ledger.Spine {
+		o.Drive.Buffered = true
+	}
+	e.drives = drive.NewSet(o.Drive)
+	if e.spine, err = spine.Open(ctx, e.ck, e.drives, so); err != nil {
+		if errors.Is(err, spine.ErrMemory) {
+			err = fmt.Errorf("%w: %w", ErrMemory, err)
+		}
+		return err
+	}
+	if e.experts, err = expert.Open(e.ck, e.drives, xo); err != nil {
+		return err
+	}
+	e.model = k3.Model{Config: e.ck.Config(), Spine: e.spine, Experts: e.experts, Pool: kernel.NewPool(o.Threads), ObserveRoutes: e.experts.Observe}
+	return nil
 }
 
-// Close releases the files and workers.
+// Close waits for reads on their way and releases files, memory and workers.
 func (e *Engine) Close() error {
-	e.model.Pool.Close()
-	return e.ck.Close()
+	var errs []error
+	if e.experts != nil {
+		errs = append(errs, e.experts.Close())
+	}
+	if e.spine != nil {
+		e.spine.Close()
+	}
+	if e.drives != nil {
+		e.drives.Close()
+	}
+	if e.model.Pool != nil {
+		e.model.Pool.Close()
+	}
+	return errors.Join(append(errs, e.ck.Close())...)
 }
 
 // Config is the model's configuration.
 func (e *Engine) Config() *checkpoint.Config { return e.ck.Config() }
 
+// Ledger is where the memory goes.
+func (e *Engine) Ledger() Ledger { return e.ledger }
+
+// Exact reports whether the weights are the checkpoint's to the bit: false with dense
+// weights packed in eight bits.
+func (e *Engine) Exact() bool { return e.spine.Exact() }
+
 // Model is the model itself, for tests that look inside a pass.
 func (e *Engine) Model() *k3.Model { return &e.model }
+
+// Storage is the account of the engine's reads since it was opened.
+type Storage struct {
+	Experts expert.Stats `json:"experts"`
+	Spine   spine.Stats  `json:"spine"`
+}
+
+// Storage returns the account so far.
+func (e *Engine) Storage() Storage { return Storage{e.experts.Stats(), e.spine.Stats()} }

@@ -32,7 +32,7 @@ func (s *Session) Feed(ctx context.Context, ids []int, progress func(done, of in
 	if s.broken != nil {
 		return nil, s.broken
 	}
-	chunks := prefill.Chunks(len(ids), s.engine.passRows)
+	chunks := prefill.Chunks(len(ids), s.engine.ledger.PassRows)
 	if len(chunks) == 0 {
 		return nil, errors.New("nothing to feed: the prompt has no tokens")
 	}

@@ -400,3 +400,15 @@ func Floor(ck *checkpoint.Checkpoint, pack string) (int64, error) {
 	}
 	return p.memory(0).Total() + p.ringFloor(), nil
 }
+
+// Full is the memory, in bytes, with which the whole spine of ck stays in memory.
+func Full(ck *checkpoint.Checkpoint, o Options) (int64, error) {
+	p, err := newPlan(ck, o)
+	if err != nil {
+		return 0, err
+	}
+	for _, x := range p.pieces {
+		x.resident = true
+	}
+	return p.memory(0).Total(), nil
+}

@@ -269,22 +269,22 @@ func (s *Spine) Embed(ctx context.Context, dst kernel.Mat, ids []int) error {
 	return err
 }
 
-// Router returns the router of layer l [experts][hidden] and its bias [experts] if
-// it stays in memory and is there: with [Options.KeepRouters], or when its piece is resident
-// and was read. It may be used until Close.
-func (s *Spine) Router(l int) (w *kernel.Matrix, bias []float32, ok bool) {
-	moe := s.ffn[l].MoE
-	if moe == nil {
-		return nil, nil, false
+// Routing returns what chooses the experts of layer l if its router stays in memory and
+// is there: with [Options.KeepRouters], or when its piece is resident and was read; else nil. It
+// may be used until Close. It implements [k3.RoutingSpine].
+func (s *Spine) Routing(l int) *k3.Routing {
+	w := s.ffn[l]
+	if w.MoE == nil {
+		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.plan.routers) == 0 {
 		if p := s.plan.feedForward(l); !p.resident || p.fill == nil || !p.fill.bound {
-			return nil, nil, false
+			return nil
 		}
 	}
-	return moe.Router, moe.Bias, true
+	return &k3.Routing{Res: w.Res, Norm: w.Norm, Router: w.MoE.Router, Bias: w.MoE.Bias}
 }
 
 // Exact reports whether the weights are those of the checkpoint to the bit.
