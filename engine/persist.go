@@ -33,6 +33,11 @@ func (e *Engine) LoadSession(r io.Reader, size int64, digest [32]byte) (s *Sessi
 	return &Session{engine: e, state: saved.State}, saved.IDs, saved.Logits, nil
 }
 
+// ReadSessionIDs reads only the tokens of what [Session.Save] wrote.
+func (e *Engine) ReadSessionIDs(r io.Reader, size int64, digest [32]byte) ([]int, error) {
+	return k3.ReadStateIDs(r, size, e.Config(), digest)
+}
+
 // Digest identifies the checkpoint, for states that outlive the process: its
 // configuration, its index, and of each shard the size and samples of the bytes. It
 // reads a few MB.

@@ -1,0 +1,291 @@
+package openai
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"deltafin/engine"
+	"deltafin/prefill"
+)
+
+// generation is one answer being made. The engine's goroutine adds events to it, the
+// connection's takes them: a slow client never holds up the engine.
+type generation struct {
+	req *request
+	key [32]byte
+	rec record
+
+	mu     sync.Mutex
+	events []event
+	begun  bool // the number of known tokens is settled
+	ended  bool
+	err    error
+	wake   chan struct{} // has room for one signal
+
+	reader *reader
+	row    []float32 // that chose the token under way
+	kept   *state    // the last state that was kept of it, if a later one is to take its place
+}
+
+func (s *Server) newGeneration(r *request) (*generation, error) {
+	g := &generation{req: r, key: r.key(), wake: make(chan struct{}, 1)}
+	g.rec, _ = s.memo.get(g.key)
+	if !g.known() {
+		g.rec.id, g.rec.created, g.rec.cached = r.api.newID(), time.Now().Unix(), -1
+	}
+	var err error
+	g.reader, err = newReader(r, s.model.Tokenizer(), g.rec.id)
+	return g, err
+}
+
+// known tells whether the whole answer is.
+func (g *generation) known() bool { return g.rec.finish != "" }
+
+func (g *generation) add(events []event) {
+	if len(events) == 0 {
+		return
+	}
+	g.mu.Lock()
+	g.events = append(g.events, events...)
+	g.mu.Unlock()
+	g.signal()
+}
+
+func (g *generation) signal() {
+	select {
+	case g.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (g *generation) begin(cached int) {
+	if g.rec.cached < 0 {
+		g.rec.cached = cached
+	}
+	g.mu.Lock()
+	g.begun = true
+	g.mu.Unlock()
+	g.signal()
+}
+
+// end settles how it ended; finish is empty after an error.
+func (g *generation) end(f finish, err error) {
+	if err == nil {
+		g.add(g.reader.flush())
+		g.rec.finish = f
+	}
+	g.mu.Lock()
+	g.ended, g.err = true, err
+	g.mu.Unlock()
+	g.signal()
+}
+
+// take gives what has come since the last call.
+func (g *generation) take() (events []event, begun, ended bool, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	events, g.events = g.events, nil
+	return events, g.begun, g.ended, g.err
+}
+
+// replay gives the events of the tokens that are known; ended tells that the text ends
+// among them.
+func (g *generation) replay() (ended bool) {
+	for _, st := range g.rec.steps {
+		events, end := g.reader.push(st)
+		g.add(events)
+		if end {
+			return true
+		}
+	}
+	return false
+}
+
+var errTextEnds = errors.New("the text ends here")
+
+// accept takes a chosen token, g.row being what chose it.
+func (g *generation) accept(s *Server, id int) error {
+	st := step{id: id}
+	if g.req.logprobs {
+		st.logs = logprobsOf(s.model.Tokenizer(), g.row, id, g.req.top)
+	}
+	g.rec.steps = append(g.rec.steps, st)
+	events, end := g.reader.push(st)
+	g.add(events)
+	if end {
+		return errTextEnds
+	}
+	return nil
+}
+
+func (g *generation) ids() []int {
+	ids := slices.Clone(g.req.prompt)
+	for _, st := range g.rec.steps {
+		ids = append(ids, st.id)
+	}
+	return ids
+}
+
+// run makes the answer when its turn has come. It owns g until g.ended.
+func (s *Server) run(ctx context.Context, g *generation, t *ticket) {
+	if err := t.wait(ctx); err != nil {
+		g.end("", err)
+		return
+	}
+	s.activity.start(s.model.Info().Layers)
+	f, err := s.generate(ctx, g)
+	if cause := context.Cause(ctx); cause != nil && err != nil {
+		err = cause
+	}
+	if f != "" && err == nil {
+		g.rec.finish = f
+	}
+	// The memo gets it before the client does, and the turn is over before both: a client
+	// that asks again at once finds everything in its place.
+	if err == nil || errors.Is(err, errClientGone) || errors.Is(err, errShutdown) {
+		if len(g.rec.steps) > 0 || err == nil {
+			s.memo.put(g.key, g.rec)
+		}
+	}
+	s.activity.stop(s.model.Counters())
+	t.leave()
+	g.end(f, err)
+}
+
+func (s *Server) generate(ctx context.Context, g *generation) (finish, error) {
+	r, info := g.req, s.model.Info()
+	ids := g.ids()
+	session, known, logits := s.states.longest(ids)
+	if session == nil {
+		session = s.model.NewSession()
+	}
+	g.begin(min(known, len(r.prompt)))
+	s.activity.prompt(len(ids), known)
+	if g.replay() { // cut off by the end of a connection, not before the end of the text
+		return finishStop, nil
+	}
+	if len(g.rec.steps) >= r.maxNew {
+		return finishLength, nil
+	}
+
+	// The prompt, pass by pass. What is finished stays known, whatever happens next.
+	var progress *state
+	rest := ids[known:]
+	chunks := prefill.Chunks(len(rest), info.PassRows)
+	for i, n := range chunks {
+		if i == len(chunks)-1 {
+			break // the last goes with the first new token
+		}
+		if _, err := session.Feed(ctx, rest[:n], s.activity.pass(s.model, i, len(chunks))); err != nil {
+			return "", err
+		}
+		rest = rest[n:]
+		progress = s.states.put(ids[:session.Position()], session.Fork(), nil, progress)
+	}
+
+	// What is known of the prompt's end is kept when the first row comes: by then the
+	// whole prompt has been fed.
+	fed := func(row []float32) {
+		if progress != nil || len(rest) > 0 {
+			s.states.put(ids, session.Fork(), row, progress)
+		}
+		s.activity.decode()
+	}
+	if len(rest) == 0 {
+		// Every token is known, and so are the logits behind them.
+		fed(logits)
+		g.row = logits
+		id := r.choose(logits, len(ids))
+		if id == info.EOS {
+			return finishStop, nil
+		}
+		if err := g.accept(s, id); err != nil {
+			return finishStop, nil
+		}
+		s.activity.token(s.model.Counters())
+		if len(g.rec.steps) == r.maxNew || len(ids) == info.Context {
+			return finishLength, nil
+		}
+		rest, fed = []int{id}, func([]float32) {}
+	}
+	f, err := s.decode(ctx, g, session, rest, len(chunks), fed)
+	if err == nil {
+		s.states.put(g.ids()[:session.Position()], session, nil, g.kept)
+	}
+	return f, err
+}
+
+// decode feeds rest and generates to the end. fed is called with the first row.
+func (s *Server) decode(ctx context.Context, g *generation, session Session, rest []int, passes int, fed func([]float32)) (finish, error) {
+	r, info := g.req, s.model.Info()
+	kept := time.Now()
+	look := func(row []float32) {
+		if fed != nil {
+			fed(row)
+			fed = nil
+		}
+		g.row = row
+	}
+	take := func(id int) error {
+		// An answer takes hours: what there is of it is kept now and then, for a client that
+		// comes back. The session has been fed all but id.
+		if time.Since(kept) >= s.o.KeepEvery {
+			kept = time.Now()
+			g.kept = s.states.put(g.ids()[:session.Position()], session.Fork(), nil, g.kept)
+		}
+		err := g.accept(s, id)
+		s.activity.token(s.model.Counters())
+		return err
+	}
+	room := r.maxNew - len(g.rec.steps)
+	onPass := s.activity.pass(s.model, passes-1, passes)
+	if !r.sampled() {
+		res, err := session.Generate(ctx, engine.Request{
+			Prompt: rest, MaxNew: room, Stop: []int{info.EOS}, Logits: look, Token: take, Progress: onPass,
+		})
+		switch {
+		case errors.Is(err, errTextEnds):
+			return finishStop, nil
+		case err != nil:
+			return "", err
+		case res.Finish == engine.FinishCancelled:
+			return "", ctx.Err()
+		}
+		return finish(res.Finish), nil
+	}
+	for {
+		row, err := session.Feed(ctx, rest, onPass)
+		if err != nil {
+			return "", err
+		}
+		look(row)
+		id := r.choose(row, session.Position())
+		if id == info.EOS {
+			return finishStop, nil
+		}
+		if err := take(id); err != nil {
+			return finishStop, nil
+		}
+		if room--; room == 0 || session.Position() == info.Context {
+			return finishLength, nil
+		}
+		rest, onPass = []int{id}, nil
+	}
+}
+
+// usage is what an answer took, in tokens.
+type usage struct {
+	prompt, cached, completion, reasoning int
+}
+
+func (g *generation) usage() usage {
+	return usage{len(g.req.prompt), max(0, g.rec.cached), len(g.rec.steps), g.reader.reasoning}
+}
+
+func (u usage) String() string {
+	return fmt.Sprintf("%d prompt tokens, %d of them known, %d new", u.prompt, u.cached, u.completion)
+}
