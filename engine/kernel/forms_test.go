@@ -199,24 +199,14 @@ func gemmForm(t testing.TB, p *primitives, a *arena, m *Matrix, lo, hi, rows, ex
 		if span := portable.pack(want, x); span != acts.span {
 			t.Errorf("%s: span %x, want %x", what, acts.span, span)
 		}
-		wantSameTB(t, what+" packed", packed, want)
+		wantSame(t, what+" packed", packed, want)
 		acts.data = packed
 	}
 	got, want := a.twins((rows-1)*ys + n)
 	defGemm(want, ys, m, lo, hi, acts, nil)
 	p.gemm(got, ys, m, lo, hi, acts, &Scratch{})
-	wantSameTB(t, what, got, want)
+	wantSame(t, what, got, want)
 	a.check(what)
-}
-
-func wantSameTB(t testing.TB, what string, got, want []float32) {
-	t.Helper()
-	for i := range want {
-		if !same(got[i], want[i]) {
-			t.Errorf("%s: value %d is %x, want %x", what, i, got[i], want[i])
-			return
-		}
-	}
 }
 
 func TestGemmFormsEqualTheDefinition(t *testing.T) {

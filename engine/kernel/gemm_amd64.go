@@ -42,14 +42,16 @@ func (k *tiler) run(T int, w *byte, ws int, x *float32, xs int, acc *float32, as
 	h := k.height[T]
 	if g := n / h; g > 0 {
 		k.tall[T](w, ws, x, xs, acc, as, g, blocks)
-		w, acc, n = at(w, g*h*ws), at(acc, g*h*8), n-g*h
+		if n -= g * h; n > 0 {
+			w, acc = at(w, g*h*ws), at(acc, g*h*8)
+		}
 	}
 	if n > 0 {
 		k.one[T](w, ws, x, xs, acc, as, n, blocks)
 	}
 }
 
-// at is p[i]'s address; the callers' slices were checked to hold it.
+// at is the address of p[i], which must exist.
 func at[T any](p *T, i int) *T {
 	return (*T)(unsafe.Add(unsafe.Pointer(p), i*int(unsafe.Sizeof(*p))))
 }
@@ -134,6 +136,12 @@ func finish(y []float32, ys int, w *Matrix, o, n, rows int, acc []float32) {
 	}
 }
 
+// The MXFP4 forms. With 1 to 4 rows of x the weights are unpacked in registers
+// and used at once (fused); with more, AVX2 expands a panel of scaled weights
+// once into the cache and runs the 3x4 tile over it, which leaves one addition per
+// partial where the definition has a fused multiply-add by the scale: on a Zen the
+// adders are pipes of their own. mayScale says when that gives the same bits.
+
 // fused is a tile over packed MXFP4 weights and their scales.
 type fused func(w *byte, ws int, sc *byte, ss int, x *float32, xs int, acc *float32, as int, groups, blocks int)
 
@@ -154,7 +162,9 @@ func (k *thin) run(T int, w *byte, ws int, sc *byte, ss int, x *float32, xs int,
 	h := k.height[T]
 	if g := n / h; g > 0 {
 		k.tall[T](w, ws, sc, ss, x, xs, acc, as, g, blocks)
-		w, sc, acc, n = at(w, g*h*ws), at(sc, g*h*ss), at(acc, g*h*8), n-g*h
+		if n -= g * h; n > 0 {
+			w, sc, acc = at(w, g*h*ws), at(sc, g*h*ss), at(acc, g*h*8)
+		}
 	}
 	if n > 0 {
 		k.one[T](w, ws, sc, ss, x, xs, acc, as, n, blocks)

@@ -20,7 +20,7 @@ func product(threads int, m *Matrix, x Mat, first, n int) []float32 {
 	return out
 }
 
-func wantSame(t *testing.T, what string, got, want []float32) {
+func wantSame(t testing.TB, what string, got, want []float32) {
 	t.Helper()
 	if len(got) != len(want) {
 		t.Fatalf("%s: %d values, want %d", what, len(got), len(want))
