@@ -43,9 +43,10 @@ func (h *TraceHeader) check() error {
 
 // TraceWriter records routes.
 type TraceWriter struct {
-	h TraceHeader
-	z *zstd.Encoder
-	b []byte
+	h    TraceHeader
+	z    *zstd.Encoder
+	b    []byte
+	last int
 }
 
 // NewTraceWriter starts a trace on w, which stays the caller's.
@@ -54,7 +55,7 @@ func NewTraceWriter(w io.Writer, c *checkpoint.Config, print [32]byte) (*TraceWr
 	if err != nil {
 		return nil, err
 	}
-	t := &TraceWriter{h: TraceHeader{print, c.FirstDense, c.Layers - c.FirstDense, c.Experts, c.TopK}, z: z}
+	t := &TraceWriter{h: TraceHeader{print, c.FirstDense, c.Layers - c.FirstDense, c.Experts, c.TopK}, z: z, last: -1}
 	b := append([]byte(traceMagic), traceVersion)
 	b = append(b, print[:]...)
 	for _, n := range []int{t.h.First, t.h.Layers, t.h.Experts, t.h.TopK} {
@@ -76,6 +77,12 @@ func (t *TraceWriter) Write(layer int, ids []int32) error {
 		b = binary.AppendUvarint(b, uint64(id-last))
 	}
 	t.b = b
+	if layer <= t.last { // a run that is killed leaves all passes but its last
+		if err := t.z.Flush(); err != nil {
+			return err
+		}
+	}
+	t.last = layer
 	_, err := t.z.Write(b)
 	return err
 }
