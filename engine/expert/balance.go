@@ -40,9 +40,8 @@ func choose(c drive.Class, n int64, cs []candidate) int {
 	return best
 }
 
-// A split must end earlier than a whole read by one part in splitGain: it costs a
-// second call, and expectations are not exact.
-const splitGain = 8
+// A split must shorten the wait by one part in splitGain: it costs a second call.
+const splitGain = 40
 
 // split returns the drives for the first two thirds and for the last third of an
 // expert of n bytes, if that ends sooner than a whole read anywhere. Cuts lie

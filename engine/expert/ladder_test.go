@@ -1,12 +1,12 @@
 package expert
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"deltafin/engine/checkpoint"
@@ -82,6 +82,13 @@ func timed(t testing.TB, s *Source, ids []int32) time.Duration {
 	return time.Since(begin)
 }
 
+func sum(xs []float64) (s float64) {
+	for _, x := range xs {
+		s += x
+	}
+	return s
+}
+
 func upTo(n int) []int32 {
 	ids := make([]int32, n)
 	for i := range ids {
@@ -90,41 +97,32 @@ func upTo(n int) []int32 {
 	return ids
 }
 
-// TestDriveLadder reads a whole layer from one to four drives. The model is what no
-// placement can beat: bytes over the sum of the rates. On a busy machine a run can
-// be late, so the best of a few must be on time.
+// TestDriveLadder reads a whole layer from one to four drives, in fake time. The
+// model is what no placement can beat: bytes over the sum of the rates.
 func TestDriveLadder(t *testing.T) {
-	if testing.Short() {
-		t.Skip("NOT RUN: takes seconds of paced reads")
-	}
 	ck := ladderCheckpoint(t)
 	dirs := twins(t, ck, len(rungs)-1)
 	all := upTo(64)
-	check := func(name string, s *Source, n int) {
-		sum := 0.0
-		for _, r := range rungs[:n] {
-			sum += r
-		}
-		model := float64(len(all)) * float64(s.n) / sum
-		for range 3 {
-			timed(t, s, all) // rates become known
-		}
-		best := 1e9
-		for range 8 {
-			if best = min(best, timed(t, s, all).Seconds()/model); best < 1.05 {
-				break
+	check := func(name string, dirs []string) {
+		synctest.Test(t, func(t *testing.T) {
+			s := ladder(t, ck, dirs)
+			n := 1 + len(dirs)
+			model := float64(len(all)) * float64(s.n) / sum(rungs[:n])
+			for range 3 {
+				timed(t, s, all) // rates become known
 			}
-		}
-		balanceHomes.Set(false)
-		off := timed(t, s, all).Seconds() / model
-		balanceHomes.Set(true)
-		t.Logf("%-24s %d drives: %.2f of the model's %.0f ms; without the balancer %.2f", name, n, best, model*1e3, off)
-		if best > 1.10 {
-			t.Errorf("%s, %d drives: %.2f times the model's time", name, n, best)
-		}
+			on := timed(t, s, all).Seconds() / model
+			balanceHomes.Set(false)
+			off := timed(t, s, all).Seconds() / model
+			balanceHomes.Set(true)
+			t.Logf("%-22s %d drives: %.3f of the model's %.0f ms; without the balancer %.3f", name, n, on, model*1e3, off)
+			if on > 1.10 || on < 0.99 {
+				t.Errorf("%s, %d drives: %.3f times the model's time", name, n, on)
+			}
+		})
 	}
-	for n := 1; n <= len(rungs); n++ {
-		check("full mirrors", ladder(t, ck, dirs[:n-1]), n)
+	for n := range rungs {
+		check("full mirrors", dirs[:n])
 	}
 
 	// Copies that follow the plan, each drive with room for little more than its share.
@@ -137,54 +135,43 @@ func TestDriveLadder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	drives := drive.NewSet(drive.Options{Buffered: true})
-	defer drives.Close()
 	var partial []string
 	for _, d := range plan.Dirs {
-		if err := PlaceStage(t.Context(), ck, drives, d, StageOptions{Reserve: -1}); err != nil {
-			t.Fatal(err)
-		}
+		mustStage(t, ck, d)
 		partial = append(partial, d.Dir)
 	}
-	check("proportional placement", ladder(t, ck, partial), len(rungs))
+	check("proportional placement", partial)
 }
 
 // TestWhatSplittingIsWorth reads small unions, as decode has them, with and without
-// splits, by turns. It demands only that splits do no harm; it logs what they gain.
+// splits, in fake time.
 func TestWhatSplittingIsWorth(t *testing.T) {
-	if testing.Short() {
-		t.Skip("NOT RUN: takes seconds of paced reads")
-	}
 	ck := ladderCheckpoint(t)
 	dirs := twins(t, ck, len(rungs)-1)
-	for _, n := range []int{2, 4} {
-		s := ladder(t, ck, dirs[:n-1])
-		rng := rand.New(rand.NewPCG(1, 2))
-		for range 3 {
-			timed(t, s, upTo(64))
-		}
-		var times [2][]float64
-		sum := 0.0
-		for _, r := range rungs[:n] {
-			sum += r
-		}
-		for range 12 {
-			ids := upTo(64)
-			rng.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
-			ids = ids[:16]
-			slices.Sort(ids)
-			for on := range 2 {
-				splitReads.Set(on == 1)
-				times[on] = append(times[on], timed(t, s, ids).Seconds()/(16*float64(s.n)/sum))
+	for n := 2; n <= len(rungs); n++ {
+		synctest.Test(t, func(t *testing.T) {
+			s := ladder(t, ck, dirs[:n-1])
+			rng := rand.New(rand.NewPCG(1, 2))
+			for range 3 {
+				timed(t, s, upTo(64))
 			}
-		}
-		splitReads.Set(true)
-		slices.Sort(times[0])
-		slices.Sort(times[1])
-		a, b := times[0][6], times[1][6]
-		t.Log(fmt.Sprintf("16 experts, %d drives: %.2f of the model whole, %.2f split, ratio %.2f (medians of 12)", n, a, b, b/a))
-		if b > 1.10*a {
-			t.Errorf("%d drives: splits cost time: %.2f of the model instead of %.2f", n, b, a)
-		}
+			var took [2]float64
+			const streams = 40
+			for range streams {
+				ids := upTo(64)
+				rng.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+				ids = ids[:16]
+				slices.Sort(ids)
+				for on := range took {
+					splitReads.Set(on == 1)
+					took[on] += timed(t, s, ids).Seconds() / (16 * float64(s.n) / sum(rungs[:n])) / streams
+				}
+			}
+			splitReads.Set(true)
+			t.Logf("16 experts, %d drives: %.3f of the model whole, %.3f split, ratio %.3f", n, took[0], took[1], took[1]/took[0])
+			if took[1] > 0.98*took[0] {
+				t.Errorf("%d drives: splits are not worth their trouble", n)
+			}
+		})
 	}
 }

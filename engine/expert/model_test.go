@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"deltafin/engine/checkpoint"
@@ -326,7 +327,10 @@ func loose(t testing.TB, ck *checkpoint.Checkpoint, step int) string {
 func TestOneHashForEveryNumberOfSlots(t *testing.T) {
 	for _, c := range []struct{ set, name string }{{"tiny-a", "len17"}, {"tiny-b", "len17"}, {"nano", "france"}} {
 		w := openWorld(t, c.set)
-		for _, o := range []Options{{Slots: 1}, {Slots: 2, Reorder: 1}, {Slots: 3}, {Reorder: 1}, {Slots: 200, Reorder: 200}} {
+		for i, o := range []Options{{Slots: 1}, {Slots: 2, Reorder: 1}, {Slots: 3}, {Reorder: 1}, {Slots: 200, Reorder: 200}} {
+			if c.set == "nano" && i%2 == 1 {
+				continue
+			}
 			s := w.newSource(t, drive.Options{}, o)
 			sameAsFrozen(t, w, s, c.name, 100, nil)
 			if o.Slots < 3 && c.set == "tiny-a" {
@@ -367,44 +371,50 @@ func TestOneHashForEveryHome(t *testing.T) {
 		w := openWorld(t, set)
 		full, half, third := mirror(t, w.ck, 1), mirror(t, w.ck, 2), loose(t, w.ck, 3)
 		staged := stageHalf(t, w.ck)
-		for _, dirs := range [][]string{{full}, {half}, {third}, {staged}, {half, third, staged}, {full, half, third}, {full, filepath.Join(third, "k3-experts"), staged}} {
-			// The jitter of a shared drive is not enough: make every call as late as it likes.
-			rng, mu := rand.New(rand.NewPCG(1, 2)), sync.Mutex{}
-			d := drive.Options{Pace: map[string]drive.Pace{}, Fault: func(string, int64, int) error {
-				mu.Lock()
-				wait := time.Duration(rng.IntN(60)) * time.Microsecond
-				mu.Unlock()
-				time.Sleep(wait)
-				return nil
-			}}
-			for _, dir := range dirs {
-				d.Pace[dir] = drive.Pace{}
-			}
-			s := w.newSource(t, d, Options{Dirs: dirs, Slots: 9})
-			sameAsFrozen(t, w, s, "len17", 9, nil)
-			served := 0
-			for _, x := range s.Stats().Devices {
-				if x.DemandBytes > 0 {
-					served++
+		mixes := [][]string{{full}, {half}, {third}, {staged}, {half, third, staged}, {full, half, third}, {full, filepath.Join(third, "k3-experts"), staged}}
+		if set == "tiny-b" {
+			mixes = mixes[4:]
+		}
+		for _, dirs := range mixes {
+			synctest.Test(t, func(t *testing.T) {
+				// Every call is as late as it likes, in fake time.
+				rng, mu := rand.New(rand.NewPCG(1, 2)), sync.Mutex{}
+				d := drive.Options{Pace: map[string]drive.Pace{}, Fault: func(string, int64, int) error {
+					mu.Lock()
+					wait := time.Duration(rng.IntN(60)) * time.Microsecond
+					mu.Unlock()
+					time.Sleep(wait)
+					return nil
+				}}
+				for _, dir := range dirs {
+					d.Pace[dir] = drive.Pace{}
 				}
-			}
-			if served != 1+len(dirs) {
-				t.Errorf("%v: %d drives served, want all %d: %+v", dirs, served, 1+len(dirs), s.Stats().Devices)
-			}
-			var sum int64
-			for _, x := range s.Stats().Devices {
-				sum += x.DemandBytes
-			}
-			if c := s.Counters(); sum != c.Read {
-				t.Errorf("drives account for %d bytes, the counters for %d", sum, c.Read)
-			}
-			balanceHomes.Set(false)
-			s = w.newSource(t, d, Options{Dirs: dirs, Slots: 9})
-			sameAsFrozen(t, w, s, "len5", 9, nil)
-			balanceHomes.Set(true)
-			if x := s.Stats().Devices[0]; x.DemandBytes != s.Counters().Read {
-				t.Errorf("%v: unbalanced reads did not all go to the first home: %d of %d", dirs, x.DemandBytes, s.Counters().Read)
-			}
+				s := w.newSource(t, d, Options{Dirs: dirs, Slots: 9})
+				sameAsFrozen(t, w, s, "len17", 9, nil)
+				served := 0
+				for _, x := range s.Stats().Devices {
+					if x.DemandBytes > 0 {
+						served++
+					}
+				}
+				if served != 1+len(dirs) {
+					t.Errorf("%v: %d drives served, want all %d: %+v", dirs, served, 1+len(dirs), s.Stats().Devices)
+				}
+				var sum int64
+				for _, x := range s.Stats().Devices {
+					sum += x.DemandBytes
+				}
+				if c := s.Counters(); sum != c.Read {
+					t.Errorf("drives account for %d bytes, the counters for %d", sum, c.Read)
+				}
+				balanceHomes.Set(false)
+				s = w.newSource(t, d, Options{Dirs: dirs, Slots: 9})
+				sameAsFrozen(t, w, s, "len5", 9, nil)
+				balanceHomes.Set(true)
+				if x := s.Stats().Devices[0]; x.DemandBytes != s.Counters().Read {
+					t.Errorf("%v: unbalanced reads did not all go to the first home: %d of %d", dirs, x.DemandBytes, s.Counters().Read)
+				}
+			})
 		}
 	}
 }
@@ -530,45 +540,50 @@ func TestAHomeThatFailsMidRunIsLeft(t *testing.T) {
 			}
 		}},
 	} {
-		for _, dirs := range []func() string{
+		for i, dirs := range []func() string{
 			func() string { return mirror(t, w.ck, 1) },
 			func() string { return loose(t, w.ck, 1) },
 			func() string { return stageHalf(t, w.ck) },
 		} {
+			if i > 0 && c.name != "removed" && c.name != "truncated" {
+				continue
+			}
 			dir := dirs()
-			var mu sync.Mutex
-			var fail error
-			var lines []string
-			d := drive.Options{MaxFiles: 1, Fault: func(path string, _ int64, _ int) error {
-				mu.Lock()
-				defer mu.Unlock()
-				if strings.HasPrefix(path, dir) {
-					return fail
-				}
-				return nil
-			}, Pace: map[string]drive.Pace{dir: {}, other: slow, w.ck.Dir(): slow}}
-			s := w.newSource(t, d, Options{Dirs: []string{dir, other}, Slots: 6, Warn: func(l string) {
-				mu.Lock()
-				lines = append(lines, l)
-				mu.Unlock()
-			}})
-			passes := 0
-			sameAsFrozen(t, w, s, "len5", 3, func(m *k3.Model) {
-				m.ObserveRoutes = func(l int, _ []int32, _ []float32) {
-					if l == 5 {
-						if passes++; passes == 3 {
-							mu.Lock()
-							c.harm(dir, &fail)
-							mu.Unlock()
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				var fail error
+				var lines []string
+				d := drive.Options{MaxFiles: 1, Fault: func(path string, _ int64, _ int) error {
+					mu.Lock()
+					defer mu.Unlock()
+					if strings.HasPrefix(path, dir) {
+						return fail
+					}
+					return nil
+				}, Pace: map[string]drive.Pace{dir: {}, other: slow, w.ck.Dir(): slow}}
+				s := w.newSource(t, d, Options{Dirs: []string{dir, other}, Slots: 6, Warn: func(l string) {
+					mu.Lock()
+					lines = append(lines, l)
+					mu.Unlock()
+				}})
+				passes := 0
+				sameAsFrozen(t, w, s, "len5", 3, func(m *k3.Model) {
+					m.ObserveRoutes = func(l int, _ []int32, _ []float32) {
+						if l == 5 {
+							if passes++; passes == 3 {
+								mu.Lock()
+								c.harm(dir, &fail)
+								mu.Unlock()
+							}
 						}
 					}
+				})
+				mu.Lock()
+				if len(lines) != 1 || !strings.Contains(lines[0], dir) || strings.Contains(lines[0], "\n") {
+					t.Errorf("%s of %s: said %q: %+v", c.name, dir, lines, s.Stats().Devices)
 				}
+				mu.Unlock()
 			})
-			mu.Lock()
-			if len(lines) != 1 || !strings.Contains(lines[0], dir) || strings.Contains(lines[0], "\n") {
-				t.Errorf("%s of %s: said %q: %+v", c.name, dir, lines, s.Stats().Devices)
-			}
-			mu.Unlock()
 		}
 	}
 }
