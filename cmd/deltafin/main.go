@@ -55,11 +55,14 @@ type streams struct {
 }
 
 type cli struct {
-	Run     runCmd           `cmd:"" help:"Generate text from a prompt."`
-	Tokens  tokensCmd        `cmd:"" help:"Encode text to token ids, or decode ids to text."`
-	Synth   synthCmd         `cmd:"" help:"Write a checkpoint with random weights, for measurements."`
-	Plan    planCmd          `cmd:"" help:"Say what a model would do on this machine."`
-	Version kong.VersionFlag `help:"Print the version, the processor's kernels, and exit."`
+	Run      runCmd           `cmd:"" help:"Generate text from a prompt."`
+	Tokens   tokensCmd        `cmd:"" help:"Encode text to token ids, or decode ids to text."`
+	Pack     packCmd          `cmd:"" help:"Pack weights for faster streaming."`
+	Place    placeCmd         `cmd:"" help:"Put copies of experts on further drives."`
+	Plan     planCmd          `cmd:"" help:"Say what a model would do on this machine."`
+	Simulate simulateCmd      `cmd:"" help:"Say what more memory or drives would change, from a trace of routes."`
+	Synth    synthCmd         `cmd:"" help:"Write a checkpoint with random weights, for measurements."`
+	Version  kong.VersionFlag `help:"Print the version, the processor's kernels, and exit."`
 }
 
 func main() {

@@ -9,7 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
+	"runtime/debug"
 
 	"deltafin/engine"
 	"deltafin/engine/opt"
@@ -53,14 +53,20 @@ func (f *modelFlag) tokenizer() (*tokenizer.Tokenizer, error) {
 type engineFlags struct {
 	modelFlag
 	Threads int      `placeholder:"N" help:"Worker threads. Default: one per processor. Changes speed only."`
-	Rows    int      `placeholder:"N" help:"Most tokens to compute in one pass. Default: ${rows}. Changes speed and memory only."`
+	Rows    int      `placeholder:"N" help:"Most tokens to compute in one pass. Default: ${rows}, or what the memory allows. Changes speed and memory only."`
+	Memory  string   `placeholder:"SIZE" help:"Ceiling of memory, such as 12GB. Default: three quarters of what is available. Changes speed only."`
+	Context int      `placeholder:"N" help:"Tokens of prompt and text to reserve memory for. Default: 4096, or the prompt and --max-new."`
+	Experts []string `placeholder:"DIR" type:"path" help:"Further directory with copies of experts ('deltafin place'); may be repeated. Changes speed only."`
+	Spine   string   `placeholder:"FILE" type:"path" help:"Packed dense weights ('deltafin pack spine')."`
+	Heat    string   `placeholder:"FILE" type:"path" help:"File that counts how often each expert is used, updated by the run."`
+	Trace   string   `placeholder:"FILE" type:"path" help:"Write the routes of all passes to this file, for 'deltafin simulate'."`
 	Opt     []string `placeholder:"NAME=on|off" help:"Turn an optimisation on or off; may be repeated. Changes speed and memory only."`
 }
 
 // apply checks what can be checked without a model, and turns the optimisations.
 func (f *engineFlags) apply() error {
-	if f.Threads < 0 || f.Rows < 0 {
-		return usage("--threads and --rows count from 1: leave them out for the default")
+	if f.Threads < 0 || f.Rows < 0 || f.Context < 0 {
+		return usage("--threads, --rows and --context count from 1: leave them out for the default")
 	}
 	for _, o := range f.Opt {
 		if err := opt.Parse(o); err != nil {
@@ -70,9 +76,45 @@ func (f *engineFlags) apply() error {
 	return nil
 }
 
-func (f *engineFlags) open(ctx context.Context, dir string) (*engine.Engine, error) {
-	e, err := engine.Open(ctx, dir, engine.Options{Threads: f.Threads, PassRows: f.Rows})
-	return e, openError(err)
+// open opens the model; tokens is how many the run may come to. The caller calls close
+// when it is done with the engine.
+func (f *engineFlags) open(ctx context.Context, std streams, dir string, tokens int) (e *engine.Engine, close func() error, err error) {
+	memory, err := parseSize("--memory", f.Memory)
+	if err != nil {
+		return nil, nil, err
+	}
+	o := engine.Options{
+		Threads: f.Threads, PassRows: f.Rows, Memory: memory, Context: f.Context,
+		ExpertDirs: f.Experts, SpinePack: f.Spine, Heat: f.Heat,
+		Warn: func(line string) { fmt.Fprintln(std.err, "deltafin:", line) },
+	}
+	if o.Context == 0 {
+		o.Context = max(4096, tokens)
+	}
+	var trace *os.File
+	if f.Trace != "" {
+		if trace, err = os.Create(f.Trace); err != nil {
+			return nil, nil, usage("--trace: %w", err)
+		}
+		o.Trace = trace
+	}
+	e, err = engine.Open(ctx, dir, o)
+	if err != nil {
+		return nil, nil, openError(err)
+	}
+	// Garbage may fill what the ledger leaves to the Go heap, no more.
+	l := e.Ledger()
+	debug.SetMemoryLimit(l.Runtime + l.State + l.Pass)
+	if !e.Exact() {
+		fmt.Fprintln(std.err, "deltafin: --spine holds dense weights in eight bits: the model is not the released one")
+	}
+	return e, func() error {
+		err := e.Close()
+		if trace != nil {
+			err = errors.Join(err, trace.Close())
+		}
+		return err
+	}, nil
 }
 
 // openError gives what kept a model from opening its exit code.
@@ -110,7 +152,7 @@ func unpackNano() (string, error) {
 	dir := filepath.Join(cache, "deltafin", "k3-nano")
 	err = unpack(nano.FS(), dir)
 	switch {
-	case errors.Is(err, syscall.ENOSPC):
+	case errors.Is(err, errNoSpace):
 		return "", failure{exitResources, fmt.Errorf("the built-in model cannot be unpacked: %w: make room, or give --model", err)}
 	case err != nil:
 		return "", failure{exitFailed, fmt.Errorf("the built-in model cannot be unpacked: %w: make the user's cache directory writable, or give --model", err)}

@@ -206,3 +206,15 @@ func printStats(w io.Writer, s engine.Stats) {
 		fmt.Fprintf(w, "%-22s %10.4f %10.4f\n", r.name, r.p, r.d)
 	}
 }
+
+// printStorage prints where the memory went and what each drive did.
+func printStorage(w io.Writer, e *engine.Engine) {
+	fmt.Fprintf(w, "\nmemory   %s\n", e.Ledger())
+	st := e.Storage()
+	for _, d := range st.Experts.Devices {
+		fmt.Fprintf(w, "drive    %s (%s): experts %.3f GB on demand, %.3f ahead, %.3f for nothing in %d reads; busy %.2f s, queued %.2f s, served %.2f s, slowest of %d layers\n",
+			d.Name, d.Mode, float64(d.DemandBytes)/1e9, float64(d.AheadBytes)/1e9, float64(d.WastedBytes)/1e9, d.Reads, d.BusySeconds, d.QueueSeconds, d.ServiceSeconds, d.Slowest)
+	}
+	fmt.Fprintf(w, "dense    %.3f GB read when asked for, %.3f ahead, %.3f for nothing; waited %.2f s\n",
+		float64(st.Spine.Demand)/1e9, float64(st.Spine.Ahead)/1e9, float64(st.Spine.Wasted)/1e9, st.Spine.Wait.Seconds())
+}

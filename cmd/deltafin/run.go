@@ -41,7 +41,7 @@ func (*runCmd) Help() string {
 
 // Run generates. What can be refused without a model is refused first, and what can
 // be without its weights next.
-func (c *runCmd) Run(ctx context.Context, std streams) error {
+func (c *runCmd) Run(ctx context.Context, std streams) (err error) {
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -64,11 +64,15 @@ func (c *runCmd) Run(ctx context.Context, std streams) error {
 			return err
 		}
 	}
-	e, err := c.open(ctx, dir)
+	e, closeEngine, err := c.open(ctx, std, dir, len(ids)+c.MaxNew)
 	if err != nil {
 		return err
 	}
-	defer e.Close()
+	defer func() {
+		if end := closeEngine(); err == nil {
+			err = end
+		}
+	}()
 	if err := admit(e, tok, ids); err != nil {
 		return err
 	}
@@ -100,6 +104,7 @@ func (c *runCmd) Run(ctx context.Context, std streams) error {
 	}
 	if c.Stats {
 		printStats(std.err, result.Stats)
+		printStorage(std.err, e)
 	}
 	if result.Finish == engine.FinishCancelled {
 		return context.Canceled
