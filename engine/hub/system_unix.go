@@ -1,0 +1,62 @@
+//go:build unix
+
+package hub
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const canSpread = true
+
+// freeSpace is how many bytes an ordinary user can still write below dir.
+func freeSpace(dir string) (int64, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, err
+	}
+	return int64(s.Bavail) * int64(s.Bsize), nil
+}
+
+// driveOf tells file systems apart.
+func driveOf(dir string) string {
+	var s unix.Stat_t
+	if err := unix.Stat(dir, &s); err != nil {
+		return dir
+	}
+	return fmt.Sprint(s.Dev)
+}
+
+// syncDir makes the names in dir durable.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // some network file systems have none
+		return err
+	}
+	return nil
+}
+
+// lockFile takes a lock that ends with the process. On a file system without locks
+// there is none, and no error.
+func lockFile(f *os.File) error {
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		b := make([]byte, 32)
+		n, _ := f.ReadAt(b, 0)
+		return fmt.Errorf("is being written by another deltafin (process %s): wait until it ends, or stop it", strings.TrimSpace(string(b[:n])))
+	}
+	return nil
+}
+
+func isFull(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+}
+
+func isReadOnly(err error) bool { return errors.Is(err, unix.EROFS) }
