@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -423,3 +424,9 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 	defer l.mu.Unlock()
 	return l.w.Write(p)
 }
+
+var full = flag.Bool("full", false, "run the long tests at their full length")
+
+func newLines(r io.Reader) *bufio.Reader { return bufio.NewReader(r) }
+
+func newServer(s *Server) *httptest.Server { return httptest.NewServer(s) }

@@ -28,7 +28,9 @@ func (s *Server) read(a api, w http.ResponseWriter, r *http.Request) (*request, 
 	deadline := http.NewResponseController(w)
 	deadline.SetReadDeadline(time.Now().Add(s.o.ReadTimeout))
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.o.MaxBytes))
-	deadline.SetReadDeadline(time.Time{})
+	if err == nil {
+		deadline.SetReadDeadline(time.Time{})
+	}
 	var large *http.MaxBytesError
 	switch {
 	case errors.As(err, &large):
