@@ -155,14 +155,14 @@ func (p *plan) fromPack(ck *checkpoint.Checkpoint, sections []*section, path str
 	return nil
 }
 
-// Pack writes the spine of ck to a packed file at out: pieces in the order of a pass,
-// each in one run that begins at a multiple of 4 KiB. With narrow, matrices but the routers
-// become signed bytes with a float32 scale per row: half the bytes, and another model, which
-// is labelled so wherever it is used. Progress, if not nil, is told how many bytes of the work are
-// done; what was written is read once more from the drive and compared.
+// Pack writes the spine of ck to a packed file at out: pieces in the order of a pass, each
+// in one run that begins at a multiple of 4 KiB. With narrow, matrices but the routers
+// become signed bytes with a float32 scale per row: half the bytes, and another model,
+// which is labelled so wherever it is used. Progress, if not nil, is told how many bytes of
+// the work are done; what was written is read once more from the drive and compared.
 //
-// The file appears under its name when it is complete and on the drive. What an
-// interrupted Pack leaves is out with ".part" appended; the next one overwrites it.
+// The file appears under its name when it is complete and on the drive. What an interrupted
+// Pack leaves is out with ".part" appended; the next one overwrites it.
 func Pack(ctx context.Context, ck *checkpoint.Checkpoint, out string, narrow bool, progress func(done, of int64)) error {
 	w := &packer{ck: ck, narrow: narrow, progress: progress, free: freeSpace, step: func(string) {}}
 	if err := w.pack(ctx, out); err != nil {
@@ -179,6 +179,7 @@ type packer struct {
 	step     func(name string) // tests end the process here
 
 	l        *packing
+	in, out  []byte
 	done, of int64
 }
 
@@ -346,14 +347,14 @@ func (w *packer) writeTensor(ctx context.Context, u *unit, t *tensor, s *summer)
 	}
 	rows, from, to := t.m.Rows, 2*int64(t.m.Cols), t.data.n/int64(t.m.Rows)
 	scales := make([]float32, rows)
-	step := int(max(packChunk/from, 1))
-	in, out := make([]byte, int64(step)*from), make([]byte, int64(step)*to)
+	step := min(int(max(packChunk/from, 1)), rows)
+	w.in, w.out = grow(w.in, int64(step)*from), grow(w.out, int64(step)*to)
 	for lo := 0; lo < rows; lo += step {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		n := min(step, rows-lo)
-		raw, dst := in[:int64(n)*from], out[:int64(n)*to]
+		raw, dst := w.in[:int64(n)*from], w.out[:int64(n)*to]
 		if err := w.ck.ReadExtent(checkpoint.Extent{File: src.File, Offset: src.Offset + int64(t.lo+lo)*from, Bytes: int64(len(raw))}, raw); err != nil {
 			return err
 		}
@@ -373,6 +374,13 @@ func (w *packer) writeTensor(ctx context.Context, u *unit, t *tensor, s *summer)
 	return binary.Write(s, binary.LittleEndian, scales)
 }
 
+func grow(b []byte, n int64) []byte {
+	if int64(len(b)) < n {
+		return make([]byte, n)
+	}
+	return b
+}
+
 // convert turns n bf16 rows into padded rows of bf16 or of bytes with scales.
 func convert(dst, src []byte, n int, narrow bool, scales []float32) error {
 	from, to := len(src)/n, len(dst)/n
@@ -383,13 +391,14 @@ func convert(dst, src []byte, n int, narrow bool, scales []float32) error {
 			for r := n * k / workers; r < n*(k+1)/workers; r++ {
 				in, out := src[r*from:][:from], dst[r*to:][:to]
 				if !narrow {
-					copy(out, in) // beyond from the buffer was never written to
+					clear(out[copy(out, in):])
 					continue
 				}
 				var err error
 				if scales[r], err = quantize(out, in); err != nil {
 					return err
 				}
+				clear(out[from/2:])
 			}
 			return nil
 		})

@@ -38,8 +38,8 @@ type fill struct {
 	scale [][]float32
 }
 
-// acquire waits until p is in memory and gives it to the pass. If p streams, it
-// stays until release. The context ends the wait and not the reads: the next pass will want them.
+// acquire waits until p is in memory and gives it to the pass. If p streams, it stays until
+// release. The context ends the wait and not the reads: the next pass will want them.
 func (s *Spine) acquire(ctx context.Context, p *piece) error {
 	stop := context.AfterFunc(ctx, func() {
 		s.mu.Lock()
@@ -263,10 +263,12 @@ func (s *Spine) recycle(f *fill, complete bool) {
 	f.bufs, f.data, f.scale = nil, nil, nil
 }
 
+const nans = "\xff\xff\xff\xff"
+
 // spoil overwrites memory with what is a NaN in every float format.
 func spoil(b []byte) {
-	for i := range b {
-		b[i] = 0xff
+	for n := copy(b, nans); n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
 	}
 }
 

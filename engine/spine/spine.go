@@ -1,19 +1,19 @@
-// Package spine decides where the dense weights are while the model runs: which of
-// them stay in memory, and when the others are read.
+// Package spine decides where the dense weights are while the model runs: which of them
+// stay in memory, and when the others are read.
 //
 // A pass needs the weights in a fixed order: of each layer the attention, then the
-// feed-forward part, and at the end lm_head in slices. These are the pieces. As many of the first
-// ones as [Options.Resident] has room for are read once and stay. The others
-// stream through a ring of [Options.Ring] bytes, one read a piece as a rule, ahead of the pass
-// and around its end into the beginning of the next. Norms, convolutions and the
-// like, a thousandth of all, are always in memory; rows of the embedding table are read when
-// they are asked for.
+// feed-forward part, and at the end lm_head in slices. These are the pieces. As many of the
+// first ones as [Options.Resident] has room for are read once and stay. The others stream
+// through a ring of [Options.Ring] bytes, one read a piece as a rule, ahead of the pass and
+// around its end into the beginning of the next. Norms, convolutions and the like, less than a
+// thousandth of all, are always in memory; rows of the embedding table are read when they
+// are asked for.
 //
 //	pl, err := spine.Fit(ck, spine.Options{Pack: "spine.bin"}, 12e9)
 //	s, err := spine.Open(ctx, ck, drives, pl)
 //
-// The bytes come from the checkpoint's shards, or from a packed file that [Pack]
-// wrote: as they are, or narrowed to eight bits, which is another model (see [Spine.Exact]).
+// The bytes come from the checkpoint's shards, or from a packed file that [Pack] wrote: as
+// they are, or narrowed to eight bits, which is another model (see [Spine.Exact]).
 package spine
 
 import (
@@ -81,9 +81,9 @@ type Spine struct {
 	total  Stats
 }
 
-// Open prepares to run with the spine of ck read through drives. It reads the small vectors and
-// begins to read ahead; the pieces themselves are waited for when a pass needs them. The checkpoint and
-// the drives must stay open until Close.
+// Open prepares to run with the spine of ck read through drives. It reads the small vectors
+// and begins to read ahead; the pieces themselves are waited for when a pass needs them.
+// The checkpoint and the drives must stay open until Close.
 func Open(ctx context.Context, ck *checkpoint.Checkpoint, drives *drive.Set, o Options) (*Spine, error) {
 	p, err := newPlan(ck, o)
 	if err != nil {
@@ -269,9 +269,9 @@ func (s *Spine) Embed(ctx context.Context, dst kernel.Mat, ids []int) error {
 	return err
 }
 
-// Routing returns what chooses the experts of layer l if its router stays in memory and
-// is there: with [Options.KeepRouters], or when its piece is resident and was read; else nil. It
-// may be used until Close. It implements [k3.RoutingSpine].
+// Routing returns what chooses the experts of layer l if its router stays in memory and is
+// there: with [Options.KeepRouters], or when its piece is resident and was read; else nil.
+// It may be used until Close. It implements [k3.RoutingSpine].
 func (s *Spine) Routing(l int) *k3.Routing {
 	w := s.ffn[l]
 	if w.MoE == nil {
@@ -293,7 +293,7 @@ func (s *Spine) Exact() bool { return !s.plan.narrow }
 // Label says in a few words what the weights are.
 func (s *Spine) Label() string {
 	if s.plan.narrow {
-		return "dense weights in eight bits per row scale: not weight-exact"
+		return "dense weights in eight bits: not weight-exact"
 	}
 	return "dense weights as released"
 }

@@ -239,10 +239,11 @@ func TestEveryPrefixMayBeResident(t *testing.T) {
 	}
 }
 
+// On a slow drive, of whose reads four are in flight at a time.
 func TestPiecesInManyReadsAreTheSame(t *testing.T) {
 	c := find(t, "tiny-b/len5")
 	ck := openCheckpoint(t, c.Set)
-	d := newDrives(t, drive.Options{})
+	d := newDrives(t, drive.Options{Pace: map[string]drive.Pace{ck.Dir(): {BytesPerSecond: 200e6, Latency: 100 * time.Microsecond}}})
 	_, floor := sizes(t, ck, Options{gap: -1})
 	p := newPasses(t, ck, c, 3)
 	for _, ring := range []int64{floor[0], 2 * floor[0]} {
@@ -621,11 +622,14 @@ func TestReadingAheadOverlapsWithThePass(t *testing.T) {
 	ck := openCheckpoint(t, "tiny-a")
 	dir := golden.ModelDir("tiny-a")
 	_, floor := sizes(t, ck, Options{})
-	took := map[bool]time.Duration{}
-	for _, on := range []bool{true, false} {
+	measure := func(on bool) time.Duration {
 		setAhead(t, on)
 		d := newDrives(t, drive.Options{Pace: map[string]drive.Pace{dir: {BytesPerSecond: 100e6, Latency: time.Millisecond}}})
-		s := openSpine(t, ck, d, Options{Ring: floor[0]})
+		s, err := Open(context.Background(), ck, d, Options{Ring: floor[0]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
 		const work = 3 * time.Millisecond // of each piece
 		walk := func() {
 			hold := func(release func(), err error) {
@@ -648,13 +652,19 @@ func TestReadingAheadOverlapsWithThePass(t *testing.T) {
 		walk()
 		began := time.Now()
 		walk()
-		walk()
-		took[on] = time.Since(began) / 2
-		s.Close()
+		return time.Since(began)
 	}
-	t.Logf("a pass over %d pieces with 3 ms of work each, drive of 100 MB/s and 1 ms: %v ahead, %v on demand", 2*ck.Config().Layers+1, took[true], took[false])
-	if took[true] > took[false]*85/100 {
-		t.Errorf("%v ahead, %v on demand", took[true], took[false])
+	// The machine may have other work: the best of several.
+	on, off := time.Hour, time.Hour
+	for range 10 {
+		on, off = min(on, measure(true)), min(off, measure(false))
+		if on < off*8/10 {
+			break
+		}
+	}
+	t.Logf("a pass over %d pieces with 3 ms of work each, drive of 100 MB/s and 1 ms: %v ahead, %v on demand", 2*ck.Config().Layers+1, on, off)
+	if on > off*85/100 {
+		t.Errorf("%v ahead, %v on demand", on, off)
 	}
 }
 
