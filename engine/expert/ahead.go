@@ -106,6 +106,7 @@ func (a *ahead) fill() []*load {
 func (a *ahead) meet(layer int, ids []int32) []*load {
 	s := a.s
 	if hint := a.hinted[layer]; hint != nil {
+		hint = hint[:min(len(hint), s.o.AheadSlots)] // no more than these could have been read
 		right := 0
 		for _, id := range hint {
 			if _, ok := slices.BinarySearch(ids, id); ok {

@@ -4,6 +4,7 @@ package expert
 
 import (
 	"errors"
+	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +41,20 @@ func freeSpace(dir string) (int64, error) {
 		return 0, err
 	}
 	return int64(s.Bavail) * int64(s.Bsize), nil
+}
+
+// lockDir keeps other stages out of dir until it is closed or the process ends. On
+// a file system without locks there is none, and no error.
+func lockDir(dir string) (io.Closer, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		d.Close()
+		return nil, errBusy
+	}
+	return d, nil
 }
 
 // syncDir makes the names in dir durable.

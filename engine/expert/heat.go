@@ -27,12 +27,12 @@ type Heat struct {
 	print      [32]byte
 	first, per int
 	count      []uint32
+	changed    bool // by Observe
 }
 
 const (
 	heatMagic   = "DFHEAT"
 	heatVersion = 1
-	heatLimit   = 64 << 20 // bytes of a file that are read
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -46,6 +46,7 @@ func NewHeat(c *checkpoint.Config, print [32]byte) *Heat {
 // Observe counts the routes of a layer: each of ids once, as often as it stands
 // there.
 func (h *Heat) Observe(layer int, ids []int32) {
+	h.changed = true
 	row := h.count[(layer-h.first)*h.per:][:h.per]
 	for _, id := range ids {
 		if row[id] == math.MaxUint32 {
@@ -148,7 +149,7 @@ func LoadHeat(path string, c *checkpoint.Config, print [32]byte, warn func(strin
 		if err != nil {
 			return reason(err)
 		}
-		if !info.Mode().IsRegular() || info.Size() > heatLimit {
+		if !info.Mode().IsRegular() || info.Size() > int64(len(h.count))*binary.MaxVarintLen32+100 {
 			return errors.New("is no heat file")
 		}
 		b, err := os.ReadFile(path)

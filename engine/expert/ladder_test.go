@@ -18,15 +18,15 @@ import (
 // rungs are the rates of the drives of a ladder, in bytes per second.
 var rungs = []float64{120e6, 80e6, 60e6, 40e6}
 
-// ladderCheckpoint has one MoE layer of 64 experts of 0.4 MB, large enough for rates to
-// be measured.
-func ladderCheckpoint(t testing.TB) *checkpoint.Checkpoint {
+// ladderCheckpoint has MoE layers of 64 experts of 0.4 MB, large enough for rates to be
+// measured.
+func ladderCheckpoint(t testing.TB, layers int) *checkpoint.Checkpoint {
 	t.Helper()
 	p, err := synth.Preset("tiny")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Layers, p.Experts, p.TopK, p.MoEInter, p.Latent = 2, 64, 16, 512, 512
+	p.Layers, p.Experts, p.TopK, p.MoEInter, p.Latent = 1+layers, 64, 16, 512, 512
 	dir := filepath.Join(t.TempDir(), "model")
 	if err := synth.Write(t.Context(), dir, p, nil); err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func upTo(n int) []int32 {
 // TestDriveLadder reads a whole layer from one to four drives, in fake time. The
 // model is what no placement can beat: bytes over the sum of the rates.
 func TestDriveLadder(t *testing.T) {
-	ck := ladderCheckpoint(t)
+	ck := ladderCheckpoint(t, 1)
 	dirs := twins(t, ck, len(rungs)-1)
 	all := upTo(64)
 	check := func(name string, dirs []string) {
@@ -146,7 +146,7 @@ func TestDriveLadder(t *testing.T) {
 // TestWhatSplittingIsWorth reads small unions, as decode has them, with and without
 // splits, in fake time.
 func TestWhatSplittingIsWorth(t *testing.T) {
-	ck := ladderCheckpoint(t)
+	ck := ladderCheckpoint(t, 1)
 	dirs := twins(t, ck, len(rungs)-1)
 	for n := 2; n <= len(rungs); n++ {
 		synctest.Test(t, func(t *testing.T) {
@@ -172,6 +172,72 @@ func TestWhatSplittingIsWorth(t *testing.T) {
 			if took[1] > 0.98*took[0] {
 				t.Errorf("%d drives: splits are not worth their trouble", n)
 			}
+		})
+	}
+}
+
+// TestWhatReadAheadIsWorth decodes on one drive, in fake time: a layer reads 16 experts
+// in 56 ms and computes for 36, of which 20 are dense and come after the experts.
+// Hints are right with some probability, and are given while the layer before streams.
+func TestWhatReadAheadIsWorth(t *testing.T) {
+	ck := ladderCheckpoint(t, 2)
+	for _, c := range []struct {
+		right float64
+		most  float64 // of the time without
+	}{{1, 0.85}, {0.8, 0.90}, {0.6, 0.97}, {0.2, 1.03}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := ladder(t, ck, nil)
+			s.o.Slots, s.o.AheadSlots, s.o.Reorder = 20, 10, 4
+			timed(t, s, upTo(64))
+			var took [2]time.Duration
+			for on := range took {
+				readAhead.Set(on == 1)
+				rng := rand.New(rand.NewPCG(5, 5))
+				route := func() []int32 {
+					var ids []int32
+					for _, id := range rng.Perm(64)[:16] {
+						ids = append(ids, int32(id))
+					}
+					slices.Sort(ids)
+					return ids
+				}
+				begin := time.Now()
+				next := route()
+				for pass := range 40 {
+					ids := next
+					next = route()
+					hints := slices.Clone(next)
+					for i := range hints {
+						for rng.Float64() > c.right && slices.Contains(next, hints[i]) {
+							hints[i] = rng.Int32N(64)
+						}
+					}
+					hinted := false
+					err := s.Stream(t.Context(), 1+pass%2, ids, func(int, *k3.Expert) error {
+						time.Sleep(time.Millisecond)
+						return nil
+					}, func() bool {
+						defer func() { hinted = true }()
+						if !hinted {
+							s.Hint(1+(pass+1)%2, hints)
+						}
+						return !hinted
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(20 * time.Millisecond)
+				}
+				took[on] = time.Since(begin)
+			}
+			readAhead.Set(true)
+			k := s.Counters()
+			ratio := took[1].Seconds() / took[0].Seconds()
+			t.Logf("%.0f%% of the hints are right: %v a layer without, %v with, ratio %.3f; %.1f%% wasted; precision %.2f", 100*c.right, took[0]/40, took[1]/40, ratio, 100*float64(k.Wasted)/float64(k.Union), s.Stats().Layers[0].Precision)
+			if ratio > c.most {
+				t.Errorf("read-ahead takes %.3f of the time, at most %.2f is allowed", ratio, c.most)
+			}
+			identity(t, k)
 		})
 	}
 }

@@ -662,23 +662,27 @@ func TestACancelledStreamLeavesNothingBehind(t *testing.T) {
 			s.Hint(l+1, all[rng.IntN(len(all)):])
 		}
 	}
-	cancelled := 0
+	cancelled, latest := 0, time.Duration(0)
 	for range 200 {
 		ctx, cancel := context.WithCancel(t.Context())
-		after := time.Duration(rng.IntN(4000)) * time.Microsecond
-		timer := time.AfterFunc(after, cancel)
+		var at atomic.Int64
+		timer := time.AfterFunc(time.Duration(rng.IntN(4000))*time.Microsecond, func() {
+			at.Store(time.Now().UnixNano())
+			cancel()
+		})
 		_, err := replay(ctx, m, c, 17)
-		late := time.Since(time.Now())
 		if err != nil {
 			cancelled++
-		}
-		if late > time.Second {
-			t.Errorf("returned %v late", late)
+			latest = max(latest, time.Since(time.Unix(0, at.Load())))
 		}
 		timer.Stop()
 		cancel()
 		identity(t, s.Counters())
 		idle(t, s)
+	}
+	// A read takes less than a millisecond here; the rest is a busy machine's.
+	if latest > time.Second {
+		t.Errorf("returned %v after it was cancelled", latest)
 	}
 	if cancelled < 100 {
 		t.Errorf("only %d of 200 were cancelled", cancelled)
@@ -689,7 +693,7 @@ func TestACancelledStreamLeavesNothingBehind(t *testing.T) {
 			t.Fatalf("%d goroutines before, %d after", goroutines, runtime.NumGoroutine())
 		}
 	}
-	t.Logf("%d of 200 cancelled; %+v", cancelled, s.Counters())
+	t.Logf("%d of 200 cancelled, the slowest returned after %v; %+v", cancelled, latest, s.Counters())
 }
 
 func TestAnErrorOfUseEndsTheStream(t *testing.T) {

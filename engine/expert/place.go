@@ -139,6 +139,8 @@ var failpoint = func(step string) error { return nil }
 
 const stageSuffix = ".partial"
 
+var errBusy = errors.New("another process is staging into it: let it finish, or end it")
+
 // PlaceStage copies experts of ck as p says, one file per layer, and removes packed
 // files of other layers, which an earlier plan left. A file gets its name when all of
 // it has been written to the drive, read back and compared, so that at any moment the
@@ -183,6 +185,11 @@ func (st *stage) run(ctx context.Context, p PlacedDir) (err error) {
 	if sameDir(st.dir, st.ck.Dir()) {
 		return errors.New("is the checkpoint itself: name a directory on another drive")
 	}
+	lock, err := lockDir(st.dir)
+	if err != nil {
+		return reason(err)
+	}
+	defer lock.Close()
 	if st.buf, err = drive.NewBuffer(st.cat.layout.ExpertBytes); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -223,6 +224,32 @@ func TestAFullDriveLeavesWhatWasFinished(t *testing.T) {
 	}
 }
 
+// What was written is read back before it gets its name.
+func TestADriveThatForgetsIsNoticed(t *testing.T) {
+	w := openWorld(t, "tiny-a")
+	defer func() { failpoint = func(string) error { return nil } }()
+	dir := t.TempDir()
+	failpoint = func(step string) error {
+		if step != "sync" {
+			return nil
+		}
+		f, err := os.OpenFile(filepath.Join(dir, packedName(1)+stageSuffix), os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		_, err = f.WriteAt([]byte{1, 2, 3}, headerBytes(2)+1000)
+		return err
+	}
+	err := stageOnce(t.Context(), w.ck, only(w.ck, dir, killPlan), StageOptions{Reserve: -1})
+	if err == nil || !strings.Contains(err.Error(), "reads back differently") {
+		t.Errorf("error %v", err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) > 0 {
+		t.Errorf("%v is published", entries)
+	}
+}
+
 func TestStageAsksForSpaceFirst(t *testing.T) {
 	w := openWorld(t, "tiny-a")
 	dir := t.TempDir()
@@ -232,6 +259,15 @@ func TestStageAsksForSpaceFirst(t *testing.T) {
 	}
 	if err := stageOnce(t.Context(), w.ck, only(w.ck, w.ck.Dir(), killPlan), StageOptions{Reserve: -1}); err == nil || !strings.Contains(err.Error(), "another drive") {
 		t.Errorf("staged into the checkpoint: %v", err)
+	}
+	if lock, err := lockDir(dir); err != nil {
+		t.Fatal(err)
+	} else {
+		err := stageOnce(t.Context(), w.ck, only(w.ck, dir, killPlan), StageOptions{Reserve: -1})
+		if !errors.Is(err, errBusy) && runtime.GOOS != "windows" {
+			t.Errorf("staged beside another: %v", err)
+		}
+		lock.Close()
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -57,6 +57,9 @@ type PlacementResult struct {
 	Copies          int     `json:"copies"`                  // experts on the further drives
 }
 
+// simulateUses bounds the memory that a trace can take, a few dozen bytes each.
+const simulateUses = 1 << 26
+
 // access is one layer of a pass: the experts that it needs, each once.
 type access struct {
 	pass int
@@ -76,6 +79,7 @@ func Simulate(r *TraceReader, o SimulateOptions) (*Simulation, error) {
 	}
 	var log []access
 	var rows []int // per pass
+	uses := 0
 	for {
 		x, err := r.Next()
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -94,6 +98,9 @@ func Simulate(r *TraceReader, o SimulateOptions) (*Simulation, error) {
 			keys[i] += int32((x.Layer - r.First) * r.Experts)
 		}
 		log = append(log, access{len(rows) - 1, keys})
+		if uses += len(keys); uses > simulateUses {
+			return nil, fmt.Errorf("the trace has more than %d uses of experts, too many to hold in memory: record a shorter run", simulateUses)
+		}
 	}
 	if len(rows) < 2 {
 		return nil, fmt.Errorf("the trace has %d whole passes, a simulation needs 2: record a longer run", len(rows))

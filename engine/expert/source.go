@@ -200,7 +200,7 @@ func (s *Source) Close() error {
 	s.free, s.tails, s.resident, s.residentMem = nil, nil, nil, 0
 	s.mu.Unlock()
 	var errs []error
-	if s.heat != nil {
+	if s.heat != nil && s.heat.changed {
 		errs = append(errs, s.heat.Save(s.o.Heat))
 	}
 	if s.trace != nil {
@@ -377,11 +377,17 @@ func (s *Source) Stream(ctx context.Context, layer int, ids []int32, use func(i 
 		panic("expert: two streams at once")
 	}
 	s.stream = st
+	window := s.o.Slots
+	for _, id := range ids {
+		if s.resident[s.cat.index(layer, int(id))] != nil {
+			window++ // it needs no slot
+		}
+	}
 	more := s.ahead.meet(layer, ids)
 	s.mu.Unlock()
 	s.issueAll(more)
 
-	p := prefill.Pipeline{Window: s.o.Slots, Reorder: s.o.Reorder}
+	p := prefill.Pipeline{Window: window, Reorder: s.o.Reorder}
 	if idle != nil {
 		p.Idle = func() bool {
 			begin := time.Now()

@@ -24,7 +24,7 @@ import (
 const (
 	traceMagic   = "DFTRACE"
 	traceVersion = 1
-	traceRows    = 1 << 20 // most rows of a pass
+	traceRoutes  = 1 << 24 // most routes of a layer in a pass: a million rows of K3
 	traceMemory  = 16 << 20
 )
 
@@ -161,7 +161,7 @@ func (t *TraceReader) next() (x TraceRoutes, err error) {
 	if err != nil {
 		return x, err
 	}
-	if layer >= uint64(t.Layers) || rows < 1 || rows > traceRows {
+	if layer >= uint64(t.Layers) || rows < 1 || rows > traceRoutes/uint64(t.TopK) {
 		return x, fmt.Errorf("layer %d with %d rows", layer, rows)
 	}
 	// The buffer grows with what is really there: a claim alone takes no memory.
