@@ -128,7 +128,7 @@ func layout(ck *checkpoint.Checkpoint, o Options) (Ledger, spine.Options, expert
 	spend(&l.Spine, min(floor+left, full))
 	if l.Spine < full {
 		// Routers say what the next layer will likely need; keep them when they are cheap.
-		s.KeepRouters = routerBytes(c) < l.Spine/passShare
+		s.KeepRouters = routerBytes(c) < (l.Spine-floor)/passShare
 	}
 	if s, err = spine.Fit(ck, s, l.Spine); err != nil {
 		return fail(err)
