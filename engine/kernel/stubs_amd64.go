@@ -480,3 +480,128 @@ func tileBF16Wide8x1(w *byte, ws int, x *float32, xs int, acc *float32, as int, 
 //
 //go:noescape
 func mxWide6x1(w *byte, ws int, sc *byte, ss int, x *float32, acc *float32, groups int, eights int)
+
+// tileBF16Wide8x2 does what tileBF164x2 does for groups of 8 rows of w and 2 of x.
+//
+//go:noescape
+func tileBF16Wide8x2(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileBF16Wide8x3 does what tileBF164x3 does for groups of 8 rows of w and 3 of x.
+//
+//go:noescape
+func tileBF16Wide8x3(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileBF16Wide8x4 does what tileBF164x4 does for groups of 8 rows of w and 4 of x.
+//
+//go:noescape
+func tileBF16Wide8x4(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileBF16Wide8x5 does what tileBF164x5 does for groups of 8 rows of w and 5 of x.
+//
+//go:noescape
+func tileBF16Wide8x5(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileBF16Wide8x6 does what tileBF164x6 does for groups of 8 rows of w and 6 of x.
+//
+//go:noescape
+func tileBF16Wide8x6(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileInt8Wide8x2 does what tileInt84x2 does for groups of 8 rows of w and 2 of x.
+//
+//go:noescape
+func tileInt8Wide8x2(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileInt8Wide8x3 does what tileInt84x3 does for groups of 8 rows of w and 3 of x.
+//
+//go:noescape
+func tileInt8Wide8x3(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileInt8Wide8x4 does what tileInt84x4 does for groups of 8 rows of w and 4 of x.
+//
+//go:noescape
+func tileInt8Wide8x4(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileInt8Wide8x5 does what tileInt84x5 does for groups of 8 rows of w and 5 of x.
+//
+//go:noescape
+func tileInt8Wide8x5(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileInt8Wide8x6 does what tileInt84x6 does for groups of 8 rows of w and 6 of x.
+//
+//go:noescape
+func tileInt8Wide8x6(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileF32Wide8x2 does what tileF324x2 does for groups of 8 rows of w and 2 of x.
+//
+//go:noescape
+func tileF32Wide8x2(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileF32Wide8x3 does what tileF324x3 does for groups of 8 rows of w and 3 of x.
+//
+//go:noescape
+func tileF32Wide8x3(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileF32Wide8x4 does what tileF324x4 does for groups of 8 rows of w and 4 of x.
+//
+//go:noescape
+func tileF32Wide8x4(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileF32Wide8x5 does what tileF324x5 does for groups of 8 rows of w and 5 of x.
+//
+//go:noescape
+func tileF32Wide8x5(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tileF32Wide8x6 does what tileF324x6 does for groups of 8 rows of w and 6 of x.
+//
+//go:noescape
+func tileF32Wide8x6(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
+
+// tilePanelWide8x2: for 8 rows of w, widened by a panel function, and 2 rows of x (xs bytes apart):
+//
+//	acc[t][r][lane] = fma(w[r][8i+lane], x[t][8i+lane], acc[t][r][lane]), i = 0 .. 4*blocks-1
+//
+//go:noescape
+func tilePanelWide8x2(w *float32, x *float32, xs int, acc *float32, as int, blocks int)
+
+// tilePanelWide8x3: for 8 rows of w, widened by a panel function, and 3 rows of x (xs bytes apart):
+//
+//	acc[t][r][lane] = fma(w[r][8i+lane], x[t][8i+lane], acc[t][r][lane]), i = 0 .. 4*blocks-1
+//
+//go:noescape
+func tilePanelWide8x3(w *float32, x *float32, xs int, acc *float32, as int, blocks int)
+
+// tilePanelWide8x4: for 8 rows of w, widened by a panel function, and 4 rows of x (xs bytes apart):
+//
+//	acc[t][r][lane] = fma(w[r][8i+lane], x[t][8i+lane], acc[t][r][lane]), i = 0 .. 4*blocks-1
+//
+//go:noescape
+func tilePanelWide8x4(w *float32, x *float32, xs int, acc *float32, as int, blocks int)
+
+// tilePanelWide8x5: for 8 rows of w, widened by a panel function, and 5 rows of x (xs bytes apart):
+//
+//	acc[t][r][lane] = fma(w[r][8i+lane], x[t][8i+lane], acc[t][r][lane]), i = 0 .. 4*blocks-1
+//
+//go:noescape
+func tilePanelWide8x5(w *float32, x *float32, xs int, acc *float32, as int, blocks int)
+
+// tilePanelWide8x6: for 8 rows of w, widened by a panel function, and 6 rows of x (xs bytes apart):
+//
+//	acc[t][r][lane] = fma(w[r][8i+lane], x[t][8i+lane], acc[t][r][lane]), i = 0 .. 4*blocks-1
+//
+//go:noescape
+func tilePanelWide8x6(w *float32, x *float32, xs int, acc *float32, as int, blocks int)
+
+// panelBF16: dst[step][pair][row][lane] = w[2*pair+row][8*step+lane] of 8 rows, ws bytes apart; fetches what lies ahead bytes on.
+//
+//go:noescape
+func panelBF16(dst *float32, w *byte, ws int, blocks int, ahead int)
+
+// panelInt8: dst[step][pair][row][lane] = w[2*pair+row][8*step+lane] of 8 rows, ws bytes apart; fetches what lies ahead bytes on.
+//
+//go:noescape
+func panelInt8(dst *float32, w *byte, ws int, blocks int, ahead int)
+
+// panelF32: dst[step][pair][row][lane] = w[2*pair+row][8*step+lane] of 8 rows, ws bytes apart; fetches what lies ahead bytes on.
+//
+//go:noescape
+func panelF32(dst *float32, w *byte, ws int, blocks int, ahead int)

@@ -31,6 +31,7 @@ func main() {
 		reduce()
 		elementwise()
 		wide(d)
+		wideTiles(d)
 	case "base":
 		base()
 	default:
@@ -85,12 +86,18 @@ func ymms(n int) []reg.VecVirtual {
 	return v
 }
 
-// words makes read-only data of 32-bit values.
+var written = map[string]Mem{}
+
+// words makes read-only data of 32-bit values; a name stands for one content.
 func words(name string, v ...uint32) Mem {
+	if m, ok := written[name]; ok {
+		return m
+	}
 	m := GLOBL(name, RODATA|NOPTR)
 	for i, x := range v {
 		DATA(i*4, U32(x))
 	}
+	written[name] = m
 	return m
 }
 

@@ -2,8 +2,8 @@
 // them against what the processor can do at all, and says for each bar whether
 // it is met.
 //
-//	go run ./engine/kernel/kernelbench [-impl NAME] [-threads 1,2] [-rounds N]
-//	    [-only NAME] [-json FILE]
+//	go run ./engine/kernel/kernelbench [-impl NAME] [-against NAME] [-threads 1,2]
+//	    [-rounds N] [-only NAME] [-json FILE]
 //
 // The base figures are the AVX2 read bandwidth of the buffer that holds the
 // weights and the fused multiply-adds that 256-bit registers allow. Weights are
@@ -11,7 +11,9 @@
 // before. All measurements of a run are interleaved, a slice of each in turn,
 // because the machine's speed drifts by more than the differences that matter; a
 // percentage compares medians, which drift alike, where the best of one may have
-// had a moment of quiet that the other had not.
+// had a moment of quiet that the other had not. With -against every kernel is also
+// measured in another form, in the same rounds; the ratio of the two is the median of
+// the rounds' ratios, and its spread their middle half.
 //
 // Time is the thread's processor time, so that sharing the cores with other
 // programs costs accuracy but no bias. With two threads both start each slice
@@ -41,10 +43,11 @@ import (
 // A row of the table: what one slice does, and what it is measured in.
 type row struct {
 	Name string `json:"name"`
-	Unit string `json:"unit"` // GB/s (1e9 bytes of weights and scales) or GFLOP/s
-	Base string `json:"base"` // the name of the row that it is a percentage of
+	Unit string `json:"unit"`           // GB/s (1e9 bytes of weights and scales) or GFLOP/s
+	Base string `json:"base,omitempty"` // the name of the row that it is a percentage of
 	Bar  int    `json:"bar_percent,omitempty"`
 
+	form   string                         // of the kernels; empty if it uses none
 	work   float64                        // per slice, in the unit's numerator
 	bytes  int                            // of the buffer per slice, and
 	slices int                            // how many of them it has
@@ -59,6 +62,8 @@ type Result struct {
 	Median      float64 `json:"median"`
 	Percent     float64 `json:"percent"` // median of base's median
 	BestPercent float64 `json:"best_percent"`
+	// Ratio is the speed against the other form: lower quartile, median, upper quartile.
+	Ratio [3]float64 `json:"ratio"`
 }
 
 // Record is what -json writes.
@@ -66,6 +71,7 @@ type Record struct {
 	Processor string   `json:"processor"`
 	Go        string   `json:"go"`
 	Form      string   `json:"form"`
+	Against   string   `json:"against,omitempty"`
 	Rounds    int      `json:"rounds"`
 	Weights   int      `json:"weights_bytes"`
 	Results   []Result `json:"results"`
@@ -82,32 +88,49 @@ const (
 
 func main() {
 	impl := flag.String("impl", kernel.Active(), "form of the kernels: "+strings.Join(kernel.Implementations(), ", "))
+	against := flag.String("against", "", "another form to compare with")
 	threads := flag.String("threads", "1,2", "numbers of threads, comma separated")
 	rounds := flag.Int("rounds", 60, "slices of each measurement")
 	only := flag.String("only", "", "measure only kernels whose name contains this, and the base figures")
 	out := flag.String("json", "", "write the record to this file")
 	flag.Parse()
-	if err := run(*impl, *threads, *only, *rounds, *out); err != nil {
+	if err := run(*impl, *against, *threads, *only, *rounds, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "kernelbench:", err)
 		os.Exit(1)
 	}
 }
 
-func run(impl, threads, only string, rounds int, out string) error {
-	if err := kernel.Use(impl); err != nil {
-		return err
+func run(impl, against, threads, only string, rounds int, out string) error {
+	for _, name := range []string{against, impl} {
+		if name == "" {
+			continue
+		}
+		if err := kernel.Use(name); err != nil {
+			return err
+		}
 	}
 	if !haveBase {
 		return fmt.Errorf("no base figures on %s/%s in this build: run on amd64 without -tags noasm", runtime.GOOS, runtime.GOARCH)
 	}
-	rows := slices.DeleteFunc(table(), func(r row) bool { return r.Base != r.Name && !strings.Contains(r.Name, only) })
-	rec := Record{Processor: processor(), Go: runtime.Version(), Form: impl, Rounds: rounds, Weights: bufBytes}
+	rows := slices.DeleteFunc(table(), func(r row) bool { return r.Base != r.Name && r.Name != peak512 && !strings.Contains(r.Name, only) })
+	var twins []row // of the rows, in their order
+	for i := range rows {
+		if r := &rows[i]; r.form == "" {
+			twins = append(twins, row{})
+		} else {
+			r.form = impl
+			t := *r
+			t.form = against
+			twins = append(twins, t)
+		}
+	}
+	rec := Record{Processor: processor(), Go: runtime.Version(), Form: impl, Against: against, Rounds: rounds, Weights: bufBytes}
 	for _, s := range strings.Split(threads, ",") {
 		n, err := strconv.Atoi(s)
 		if err != nil || n < 1 || n > runtime.NumCPU() {
 			return fmt.Errorf("-threads %q: want numbers from 1 to %d, comma separated", threads, runtime.NumCPU())
 		}
-		rec.Results = append(rec.Results, measure(rows, n, rounds)...)
+		rec.Results = append(rec.Results, measure(rows, twins, n, rounds)...)
 	}
 	print(rec)
 	if out == "" {
@@ -124,7 +147,7 @@ func run(impl, threads, only string, rounds int, out string) error {
 func table() []row {
 	buf := weights(bufBytes)
 	rng := rand.New(rand.NewPCG(1, 2))
-	x := kernel.NewMat(64, 7168)
+	x := kernel.NewMat(512, 7168)
 	for i := range x.Data {
 		x.Data[i] = float32(rng.NormFloat64())
 	}
@@ -152,13 +175,25 @@ func table() []row {
 		{kernel.MXFP4, 3072, 3584, 8, 0},
 		{kernel.MXFP4, 3072, 3584, 16, 68},
 		{kernel.MXFP4, 3072, 3584, 64, 68},
+		{kernel.BF16, 1536, 7168, 2, 0},
 		{kernel.BF16, 1536, 7168, 4, 0},
+		{kernel.BF16, 1536, 7168, 6, 0},
+		{kernel.BF16, 1536, 7168, 8, 0},
 		{kernel.BF16, 1536, 7168, 16, 70},
+		{kernel.BF16, 768, 7168, 64, 0},
+		{kernel.BF16, 192, 7168, 256, 0},
+		{kernel.BF16, 96, 7168, 512, 0},
+		{kernel.Int8, 1536, 7168, 4, 0},
+		{kernel.Int8, 1536, 7168, 8, 0},
 		{kernel.Int8, 1536, 7168, 16, 0},
+		{kernel.Int8, 192, 7168, 256, 0},
+		{kernel.F32, 1024, 7168, 4, 0},
+		{kernel.F32, 1024, 7168, 8, 0},
 		{kernel.F32, 1024, 7168, 16, 0},
+		{kernel.F32, 192, 7168, 256, 0},
 	} {
 		ms := matrices(buf, c.f, c.outputs, c.in)
-		r := row{Name: fmt.Sprintf("%v %dx%d", c.f, c.outputs, c.in), Unit: gbs, Base: read, Bar: c.bar, work: float64(ms[0].Bytes())}
+		r := row{form: "any", Name: fmt.Sprintf("%v %dx%d", c.f, c.outputs, c.in), Unit: gbs, Base: read, Bar: c.bar, work: float64(ms[0].Bytes())}
 		if c.rows == 1 {
 			r.Name += ", 1 row"
 		} else {
@@ -175,6 +210,97 @@ func table() []row {
 			p.MatMul(kernel.Job{Y: ys[t], X: xs, W: ms[i]})
 		}
 		rows = append(rows, r)
+	}
+	return append(rows, small(buf, x)...)
+}
+
+// small are the kernels that work in the caches, and the state of KDA, which is as
+// large as weights.
+func small(buf []byte, x kernel.Mat) []row {
+	var rows []row
+	add := func(name, unit, base string, work float64, f func(p *kernel.Pool, t, i int)) *row {
+		rows = append(rows, row{form: "any", Name: name, Unit: unit, Base: base, work: work, slices: 1, slice: f})
+		return &rows[len(rows)-1]
+	}
+	cpus := runtime.NumCPU()
+	scratch, out := make([]kernel.Scratch, cpus), make([]kernel.Mat, cpus)
+	for t := range out {
+		out[t] = kernel.NewMat(256, 512)
+	}
+	// Latent attention of one row and all heads.
+	const heads, latent, rope, nope, positions = 96, 512, 64, 128, 512
+	filled := func(rows, cols int) kernel.Mat {
+		m := kernel.NewMat(rows, cols)
+		copy(m.Data, x.Data)
+		return m
+	}
+	a := kernel.Attention{Heads: heads, Scale: 0.07, First: positions - 1, Latent: filled(positions, latent), Key: filled(positions, rope)}
+	q, qr := filled(heads, latent), filled(heads, rope)
+	add(fmt.Sprintf("attend, %d positions", positions), gflops, peak256, heads*positions*2*(2*latent+rope), func(p *kernel.Pool, t, _ int) {
+		p.Attend(out[t].Slice(0, heads), q, qr, a)
+	})
+	// Its absorbed query.
+	for _, n := range []int{1, 4, 16, 256} {
+		ms, h := matrices(buf, kernel.BF16, nope, latent), max(1, 64/n)
+		r := add(fmt.Sprintf("chain bf16 %dx%d, %d rows", nope, latent, n), gflops, peak256, float64(2*h*n*nope*latent), func(_ *kernel.Pool, t, i int) {
+			for j := range h {
+				kernel.Chain(out[t].Slice(0, n), ms[i*h+j], x.Slice(0, n).ColSlice(0, nope), &scratch[t])
+			}
+		})
+		r.bytes, r.slices = h*2*nope*latent, len(ms)/h
+	}
+	for _, n := range []int{1, 12} {
+		w := kernel.FloatMatrix(32, latent, latent, unsafe.Slice((*float32)(unsafe.Pointer(&buf[0])), 32*latent))
+		add(fmt.Sprintf("chain f32 32x%d, %d rows, 64 times", latent, n), gflops, peak256, float64(64*2*n*32*latent), func(_ *kernel.Pool, t, _ int) {
+			for range 64 {
+				kernel.Chain(out[t].Slice(0, n), &w, x.Slice(0, n).ColSlice(0, 32), &scratch[t])
+			}
+		})
+	}
+	// KDA: a head's state is read and written once per token.
+	const dim = 128
+	decay := kernel.Floats(dim)
+	for i := range decay {
+		decay[i] = 1 - float32(i)/1024
+	}
+	states := unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(kernel.Bytes(bufBytes)))), bufBytes/4)
+	for i := range states {
+		states[i] = 0.25
+	}
+	for _, again := range []int{1, 16} {
+		r := add(fmt.Sprintf("kda %dx%d, 16 heads, %d tokens", dim, dim, again), gbs, read, float64(again*16*4*dim*dim), func(_ *kernel.Pool, t, i int) {
+			for h := range 16 {
+				s := states[(i*16+h)*dim*dim:][:dim*dim]
+				for k := range again {
+					v := x.Row(k)[h*3*dim:]
+					kernel.KDAStep(s, dim, decay, v[:dim], v[dim:2*dim], v[2*dim:3*dim], 0.5, out[t].Row(h)[:dim])
+				}
+			}
+		})
+		r.bytes, r.slices = 16*4*dim*dim, bufBytes/(16*4*dim*dim)
+	}
+	u, w := x.Row(3)[:3072], x.Row(4)[:3072]
+	taps := [][]float32{u, w, x.Row(5)[:3072], x.Row(6)[:3072]}
+	for _, e := range []struct {
+		name string
+		f    func(dst []float32)
+	}{
+		{"exp", func(d []float32) { kernel.Exp(d, u) }},
+		{"sigmoid", func(d []float32) { kernel.Sigmoid(d, u) }},
+		{"situ", func(d []float32) { kernel.SiTU(d, u, w, 4, 25) }},
+		{"gate", func(d []float32) { kernel.Gate(d, u, w) }},
+		{"decay", func(d []float32) { kernel.Decay(d, u, w, 1.5, -5) }},
+		{"conv", func(d []float32) { kernel.Conv(d, taps, taps) }},
+		{"rmsnorm", func(d []float32) { kernel.RMSNorm(d, u, w, 1e-5) }},
+		{"axpy", func(d []float32) { kernel.Axpy(d, u, 1e-9) }},
+		{"dot", func(d []float32) { d[0] = kernel.Dot(u, w) }},
+	} {
+		const times = 16
+		add(fmt.Sprintf("%s of %d, %d times", e.name, len(u), times), "G/s", "", float64(times*len(u)), func(_ *kernel.Pool, t, _ int) {
+			for range times {
+				e.f(out[t].Data[:len(u)])
+			}
+		})
 	}
 	return rows
 }
@@ -216,11 +342,15 @@ func matrices(buf []byte, f kernel.Format, outputs, in int) []*kernel.Matrix {
 }
 
 // measure runs rounds slices of every row on n threads, interleaved.
-func measure(rows []row, n, rounds int) []Result {
-	rates := make([][]float64, len(rows))
+// and as many of the twins that have a form.
+func measure(rows, twins []row, n, rounds int) []Result {
+	rates, others := make([][]float64, len(rows)), make([][]float64, len(rows))
 	took := make([]time.Duration, n)
 	var start, done sync.WaitGroup
-	type order struct{ row, slice int }
+	type order struct {
+		row   *row
+		slice int
+	}
 	orders := make([]chan order, n)
 	for t := range n {
 		orders[t] = make(chan order)
@@ -232,7 +362,7 @@ func measure(rows []row, n, rounds int) []Result {
 				start.Done()
 				start.Wait()
 				from := threadTime()
-				rows[o.row].slice(p, t, o.slice)
+				o.row.slice(p, t, o.slice)
 				took[t] = threadTime() - from
 				done.Done()
 			}
@@ -241,34 +371,59 @@ func measure(rows []row, n, rounds int) []Result {
 	// Slices go round the buffer, one after the other, whichever row takes them: what
 	// a slice reads was last read a whole buffer ago.
 	cursor := 0
-	for round := range rounds + 1 {
-		for i, r := range rows {
-			start.Add(n)
-			done.Add(n)
-			for t := range n {
-				next := 0
-				if r.bytes > 0 {
-					next = (cursor + r.bytes - 1) / r.bytes % r.slices
-					cursor = (next + 1) * r.bytes % bufBytes
-				}
-				orders[t] <- order{i, next}
+	once := func(r *row) float64 {
+		if r.form != "" {
+			_ = kernel.Use(r.form) // run has tried it
+		}
+		start.Add(n)
+		done.Add(n)
+		for t := range n {
+			next := 0
+			if r.bytes > 0 {
+				next = (cursor + r.bytes - 1) / r.bytes % r.slices
+				cursor = (next + 1) * r.bytes % bufBytes
 			}
-			done.Wait()
+			orders[t] <- order{r, next}
+		}
+		done.Wait()
+		return float64(n) * r.work / float64(slices.Max(took))
+	}
+	for round := range rounds + 1 {
+		for i := range rows {
+			var rate, other float64
+			for k := range 2 { // who comes second finds warmer caches
+				if (k+round)%2 == 0 {
+					rate = once(&rows[i])
+				} else if twins[i].form != "" {
+					other = once(&twins[i])
+				}
+			}
 			if round > 0 { // the first one warms up
-				rates[i] = append(rates[i], float64(n)*r.work/float64(slices.Max(took)))
+				rates[i], others[i] = append(rates[i], rate), append(others[i], other)
 			}
 		}
 	}
 	var results []Result
 	base := map[string]Result{}
 	for i, r := range rows {
+		var ratios []float64
+		for k, o := range others[i] {
+			if o > 0 {
+				ratios = append(ratios, rates[i][k]/o)
+			}
+		}
 		slices.Sort(rates[i])
 		res := Result{row: r, Threads: n, Best: rates[i][rounds-1], Median: rates[i][rounds/2]}
 		if r.Base == r.Name {
 			base[r.Name] = res
 		}
-		b := base[r.Base]
-		res.Percent, res.BestPercent = 100*res.Median/b.Median, 100*res.Best/b.Best
+		if b, ok := base[r.Base]; ok {
+			res.Percent, res.BestPercent = 100*res.Median/b.Median, 100*res.Best/b.Best
+		}
+		if k := len(ratios); k > 0 {
+			slices.Sort(ratios)
+			res.Ratio = [3]float64{ratios[k/4], ratios[k/2], ratios[k*3/4]}
+		}
 		results = append(results, res)
 	}
 	return results
@@ -277,9 +432,9 @@ func measure(rows []row, n, rounds int) []Result {
 func print(rec Record) {
 	fmt.Printf("%s, %s, form %s, %d slices each\n\n", rec.Processor, rec.Go, rec.Form, rec.Rounds)
 	w := tabwriter.NewWriter(os.Stdout, 2, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "threads\tkernel\tbest\tmedian\tunit\t% of base\t(of bests)\t")
+	fmt.Fprintln(w, "threads\tkernel\tbest\tmedian\tunit\t% of base\t(of bests)\tto "+rec.Against+"\t")
 	for _, r := range rec.Results {
-		fmt.Fprintf(w, "%d\t%s\t%.1f\t%.1f\t%s\t%.0f\t%.0f\t\n", r.Threads, r.Name, r.Best, r.Median, r.Unit, r.Percent, r.BestPercent)
+		fmt.Fprintf(w, "%d\t%s\t%.1f\t%.1f\t%s\t%s\t%s\t%s\t\n", r.Threads, r.Name, r.Best, r.Median, r.Unit, percent(r.Percent), percent(r.BestPercent), ratio(r.Ratio))
 	}
 	w.Flush()
 	fmt.Println()
@@ -293,6 +448,20 @@ func print(rec Record) {
 		}
 		fmt.Printf("bar: %s, %d thread(s): at least %d%% of %s: %.1f%%: %s\n", r.Name, r.Threads, r.Bar, r.Base, r.Percent, verdict)
 	}
+}
+
+func percent(p float64) string {
+	if p == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", p)
+}
+
+func ratio(r [3]float64) string {
+	if r[1] == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f (%.2f to %.2f)", r[1], r[0], r[2])
 }
 
 // processor is the model name as the system gives it.
