@@ -144,7 +144,7 @@ func (a *ahead) drop(l *load) {
 	delete(a.loads, l.key)
 	l.dropped = true
 	if l.there {
-		a.s.waste(l)
+		a.s.waste(l.parts...)
 		a.held--
 		a.s.shelve(l.slot)
 		l.slot = nil

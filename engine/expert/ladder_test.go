@@ -238,6 +238,27 @@ func TestWhatReadAheadIsWorth(t *testing.T) {
 				t.Errorf("read-ahead takes %.3f of the time, at most %.2f is allowed", ratio, c.most)
 			}
 			identity(t, k)
+			if n := s.drives.Devices()[0].Stats().Promoted; c.right == 1 && n == 0 {
+				t.Error("no queued read was promoted when it was demanded")
+			}
 		})
 	}
+}
+
+// Experts in memory take no slot: they must not keep reads behind them from starting.
+func TestResidentExpertsHoldNoReadsUp(t *testing.T) {
+	ck := ladderCheckpoint(t, 1)
+	synctest.Test(t, func(t *testing.T) {
+		drives := drive.NewSet(drive.Options{Buffered: true, Pace: map[string]drive.Pace{ck.Dir(): {Latency: 10 * time.Millisecond}}})
+		t.Cleanup(drives.Close)
+		s, err := Open(ck, drives, Options{Slots: 2, Reorder: 1, Resident: 8 * SlotBytes(ck)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		timed(t, s, upTo(9)[1:])
+		if got := timed(t, s, upTo(10)); got != 10*time.Millisecond {
+			t.Errorf("two reads took %v, both fit the slots and take 10ms", got)
+		}
+	})
 }

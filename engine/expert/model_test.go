@@ -693,6 +693,18 @@ func TestACancelledStreamLeavesNothingBehind(t *testing.T) {
 			t.Fatalf("%d goroutines before, %d after", goroutines, runtime.NumGoroutine())
 		}
 	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	// No byte that came off a drive is missing in the account.
+	var read int64
+	for _, d := range s.drives.Devices() {
+		st := d.Stats()
+		read += st.Demand.Bytes + st.Ahead.Bytes
+	}
+	if got := s.Counters().Read; got != read {
+		t.Errorf("the drives gave %d bytes, the counters have %d", read, got)
+	}
 	t.Logf("%d of 200 cancelled, the slowest returned after %v; %+v", cancelled, latest, s.Counters())
 }
 

@@ -222,15 +222,23 @@ func (s *Source) takeTail(l *load) bool {
 // landing runs when all reads of a load have ended.
 func (s *Source) landing(l *load) {
 	for i, err := range l.fails[:len(l.parts)] {
-		if err != nil {
-			s.retry(l, l.parts[i], err)
-			return
+		if err == nil {
+			continue
 		}
+		s.mu.Lock()
+		for j, other := range l.parts {
+			if l.fails[j] == nil { // the other part of a split came for nothing
+				s.waste(other)
+			}
+		}
+		s.mu.Unlock()
+		s.retry(l, l.parts[i], err)
+		return
 	}
 	l.slot.bind(&s.cat.layout)
 	if p, err := s.check(l); err != nil {
 		s.mu.Lock()
-		s.waste(l)
+		s.waste(l.parts...)
 		s.mu.Unlock()
 		s.retry(l, p, err)
 		return
@@ -339,7 +347,7 @@ func (s *Source) finish(l *load, err error) {
 		}
 	} else {
 		if err == nil {
-			s.waste(l)
+			s.waste(l.parts...)
 			err = context.Canceled
 		}
 		s.ahead.forget(l)

@@ -401,7 +401,7 @@ func (s *Source) Stream(ctx context.Context, layer int, ids []int32, use func(i 
 	s.stream, more = nil, nil
 	for _, l := range st.uses {
 		if l != nil && l.there && !l.used && !l.resident { // it landed, and then something went wrong
-			s.waste(l)
+			s.waste(l.parts...)
 			more = append(more, s.giveBack(l.slot)...)
 		}
 	}
@@ -540,8 +540,10 @@ func (st *stream) stop() {
 }
 
 // waste accounts for bytes that were read and are of no use.
-func (s *Source) waste(l *load) {
-	s.counters.Read += s.n
-	s.counters.Wasted += s.n
-	s.stats.wasted(l)
+func (s *Source) waste(parts ...part) {
+	for _, p := range parts {
+		s.counters.Read += p.n
+		s.counters.Wasted += p.n
+		s.stats.wasted(p)
+	}
 }

@@ -83,12 +83,10 @@ func (a *account) used(l *load) {
 	}
 }
 
-func (a *account) wasted(l *load) {
-	for _, p := range l.parts {
-		d := a.device(p.file.Device())
-		d.Reads++
-		d.WastedBytes += p.n
-	}
+func (a *account) wasted(p part) {
+	d := a.device(p.file.Device())
+	d.Reads++
+	d.WastedBytes += p.n
 }
 
 func (a *account) layer(i int, wait time.Duration, last *load) {
