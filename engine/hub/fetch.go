@@ -10,10 +10,10 @@ import (
 	"hash"
 	"hash/crc32"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -63,6 +63,7 @@ type job struct {
 	proved  int64
 	dead    map[*source]error // of no use for this file
 	round   int               // how often the digest was wrong though every CRC was right
+	chained bool              // the chain of an earlier copy was tried
 	before  map[span]uint32   // CRCs of the round before
 	differs int               // ranges that came differently in this round
 }
@@ -76,11 +77,16 @@ const (
 	jobDone
 )
 
-func newFetcher(o *Options, c *client, s *store, p *Plan) *fetcher {
-	f := &fetcher{o: o, c: c, s: s, rate: bucket{rate: o.BytesPerSecond}, total: p.Bytes}
+// newFetcher makes a fetch of those files of the store's record that are wanted.
+func newFetcher(o *Options, c *client, s *store, want func(*storeFile) bool) *fetcher {
+	f := &fetcher{o: o, c: c, s: s, rate: bucket{rate: o.BytesPerSecond}}
 	f.cond = sync.NewCond(&f.mu)
 	for i := range s.rec.Files {
 		sf := &s.rec.Files[i]
+		if !want(sf) {
+			continue
+		}
+		f.total += sf.Size
 		if s.whole(sf) {
 			f.whole++
 			s.sweep(sf)
@@ -226,11 +232,11 @@ func (f *fetcher) settle(j *job) error {
 func (f *fetcher) begin(ctx context.Context, j *job) error {
 	path := f.s.path(j.f)
 	if f.s.adoptable(j.f) {
-		d, err := f.read(ctx, j, path)
+		d, good, err := f.read(ctx, j, path)
 		if err != nil {
 			return err
 		}
-		if d.proves(&j.f.File) {
+		if d != nil {
 			if err := f.finish(j, d); err != nil {
 				return err
 			}
@@ -238,7 +244,16 @@ func (f *fetcher) begin(ctx context.Context, j *job) error {
 			return nil
 		}
 		f.checked.Add(-j.f.Size)
-		f.o.Log(fmt.Sprintf("%s: is here but its digest is wrong: fetched again", j.f.Name))
+		if len(good) == 0 {
+			f.o.Log(fmt.Sprintf("%s: is here but its digest is wrong: fetched again", j.f.Name))
+		} else {
+			for _, bad := range good.missing(span{0, j.f.Size}) {
+				f.o.Log(fmt.Sprintf("%s: bytes %d to %d are wrong: fetched again", j.f.Name, bad.off, bad.end))
+			}
+			if err := f.s.demote(j.f, good); err != nil {
+				return plain(err)
+			}
+		}
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return plain(err)
@@ -289,6 +304,26 @@ func (s *store) reclaim(f *storeFile) error {
 	return os.Rename(path+rangesSuffix, path+journalSuffix)
 }
 
+// demote turns a file with wrong bytes into an unfinished one that has the good ones.
+func (s *store) demote(f *storeFile, good spans) error {
+	path := s.path(f)
+	s.hooks.stepped("demote " + f.Name)
+	os.Remove(path + journalSuffix)
+	j, err := openJournal(path+journalSuffix, &f.File, f.Size)
+	if err != nil {
+		return err
+	}
+	err = j.rewrite(&f.File, good.records())
+	if cerr := j.close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return err
+	}
+	s.hooks.stepped("demote, rename " + f.Name)
+	return os.Rename(path, path+partSuffix)
+}
+
 // part fetches a run of bytes, from whichever source can give it.
 func (f *fetcher) part(ctx context.Context, j *job, x span, buf []byte) {
 	err := f.insist(ctx, j, x, buf)
@@ -309,14 +344,14 @@ func (f *fetcher) part(ctx context.Context, j *job, x span, buf []byte) {
 func (f *fetcher) insist(ctx context.Context, j *job, x span, buf []byte) error {
 	for tries := 0; ; {
 		f.mu.Lock()
-		gaps := j.journal.have.missing(x)
+		gaps, dead, round := j.journal.have.missing(x), maps.Clone(j.dead), j.round
 		f.mu.Unlock()
 		if len(gaps) == 0 {
 			return nil
 		}
-		s, err := f.pick(ctx, j)
+		s, err := f.c.pick(ctx, dead, round)
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", j.f.Name, err)
 		}
 		got, err := f.transfer(ctx, j, s, gaps[0], buf)
 		if got > 0 {
@@ -346,44 +381,6 @@ func (f *fetcher) insist(ctx context.Context, j *job, x span, buf []byte) error 
 			}
 			s.failed(r.wait, f.c.now(), f.o.Backoff)
 			f.o.Log(fmt.Sprintf("%s: %v: tried again", j.f.Name, r))
-		}
-	}
-}
-
-// pick chooses a source for a file: the first that is not resting.
-func (f *fetcher) pick(ctx context.Context, j *job) (*source, error) {
-	for {
-		f.mu.Lock()
-		var first *source
-		var at time.Time
-		var why []error
-		n := len(f.c.sources)
-		for i := range n {
-			s := f.c.sources[(i+j.round)%n]
-			if err := j.dead[s]; err != nil {
-				why = append(why, err)
-				continue
-			}
-			if t := s.ready(); first == nil || t.Before(at) && at.After(time.Now()) {
-				first, at = s, t
-			}
-		}
-		f.mu.Unlock()
-		if first == nil {
-			text := make([]string, len(why))
-			for i, err := range why {
-				text[i] = err.Error()
-			}
-			return nil, fmt.Errorf("%s: %s", j.f.Name, strings.Join(text, "; "))
-		}
-		if err := context.Cause(ctx); err != nil {
-			return nil, err
-		}
-		if time.Until(at) <= 0 {
-			return first, nil
-		}
-		if err := sleepUntil(ctx, at); err != nil {
-			return nil, err
 		}
 	}
 }
@@ -547,19 +544,7 @@ func (t *transfer) flush() error {
 	return nil
 }
 
-// cut says why a body ended too early.
-func (t *transfer) cut(err error) error {
-	r := &refusal{source: t.s.String(), what: fmt.Sprintf("the connection broke off at byte %d", t.at), err: err}
-	switch cause := context.Cause(t.ctx); {
-	case errors.Is(cause, errStalled):
-		r.what, r.err = fmt.Sprintf("no bytes for %v, at byte %d", t.f.c.stall, t.at), nil
-	case cause != nil:
-		return cause
-	case errors.Is(err, io.EOF):
-		r.err = nil
-	}
-	return r
-}
+func (t *transfer) cut(err error) error { return t.f.c.broke(t.ctx, t.s, t.at, err) }
 
 // digests are what was found of a whole file.
 type digests struct {
@@ -645,58 +630,120 @@ func (f *fetcher) digest(ctx context.Context, j *job) (*digests, error) {
 	return h.sum(), nil
 }
 
-// read digests a file that is here under its name.
-func (f *fetcher) read(ctx context.Context, j *job, path string) (*digests, error) {
+// read checks a file that is here under its name. It returns the digests that prove
+// it right; or else nil and, if the file's chain is known, the chunks that are right.
+func (f *fetcher) read(ctx context.Context, j *job, path string) (*digests, spans, error) {
 	in, err := os.Open(path)
 	if err != nil {
-		return nil, plain(err)
+		return nil, nil, plain(err)
 	}
 	defer in.Close()
+	saw := func(n int) {
+		f.checked.Add(int64(n))
+		f.mu.Lock()
+		j.proved += int64(n)
+		f.mu.Unlock()
+	}
+	if j.f.proven() {
+		good, err := checkChunks(ctx, in, j.f, saw)
+		if err != nil {
+			return nil, nil, err
+		}
+		if good.bytes() == j.f.Size {
+			return &digests{sha256: j.f.SHA256, chain: j.f.Chain}, nil, nil
+		}
+		return nil, good, nil
+	}
 	h := newHasher(&j.f.File)
 	buf := make([]byte, bufferBytes)
 	for h.n < h.size {
 		if err := context.Cause(ctx); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		n, err := io.ReadFull(in, buf[:min(int64(len(buf)), h.room())])
 		if err != nil {
-			return nil, fmt.Errorf("cannot be read at byte %d: %w", h.n, plain(err))
+			return nil, nil, fmt.Errorf("cannot be read at byte %d: %w", h.n, plain(err))
 		}
 		h.write(buf[:n])
-		f.checked.Add(int64(n))
-		f.mu.Lock()
-		j.proved = h.n
-		f.mu.Unlock()
+		saw(n)
 	}
-	return h.sum(), nil
+	if d := h.sum(); d.proves(&j.f.File) {
+		return d, nil, nil
+	}
+	return nil, nil, nil
+}
+
+// proven tells whether a copy of the file was proved right before, so that each
+// chunk of it can be checked alone.
+func (f *storeFile) proven() bool {
+	return f.Chunk == chunkBytes && f.Chain.fits(f.Size) && f.SHA256 != "" && f.Size > 0
+}
+
+// checkChunks returns the chunks of a file that are right.
+func checkChunks(ctx context.Context, in io.ReaderAt, f *storeFile, saw func(n int)) (spans, error) {
+	var good spans
+	buf := make([]byte, bufferBytes)
+	for i := range chunks(f.Size) {
+		ok, err := checkChunk(ctx, in, f, i, buf, saw)
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+		if ok && err == nil { // what cannot be read is fetched again
+			good = good.add(chunkSpan(f.Size, i))
+		}
+	}
+	return good, nil
+}
+
+func checkChunk(ctx context.Context, in io.ReaderAt, f *storeFile, i int, buf []byte, saw func(n int)) (bool, error) {
+	h := f.Chain.begin(i)
+	for x := chunkSpan(f.Size, i); x.off < x.end; {
+		if err := context.Cause(ctx); err != nil {
+			return false, err
+		}
+		b := buf[:min(int64(len(buf)), x.bytes())]
+		if n, err := in.ReadAt(b, x.off); n < len(b) {
+			return false, err
+		}
+		h.Write(b)
+		x.off += int64(len(b))
+		saw(len(b))
+	}
+	return f.Chain.holds(i, h, f.SHA256), nil
 }
 
 // locate finds out which bytes of a file with a wrong digest are to blame, and has
 // them fetched again.
 func (f *fetcher) locate(ctx context.Context, j *job, d *digests) error {
-	var good, bad []record
+	if !j.chained && j.f.proven() {
+		j.chained = true
+		good, err := checkChunks(ctx, j.part, j.f, func(int) {})
+		if err != nil {
+			return err
+		}
+		if gaps := good.missing(span{0, j.f.Size}); len(gaps) > 0 && len(good) > 0 {
+			return f.again(j, gaps, good.records())
+		}
+	}
+	var bad spans
+	var good []record
 	buf := make([]byte, bufferBytes)
 	for _, r := range j.journal.records { // nobody else is at work on the file
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
 		if crc, err := crcOf(j.part, r.span, buf); r.sum && (err != nil || crc != r.crc) {
-			bad = append(bad, r)
+			bad = bad.add(r.span)
 		} else {
 			good = append(good, r)
 		}
 	}
+	if len(bad) > 0 {
+		return f.again(j, bad, good)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer f.cond.Broadcast()
-	if len(bad) > 0 {
-		for _, r := range bad {
-			f.o.Log(fmt.Sprintf("%s: bytes %d to %d are not on the disk as they came: fetched again", j.f.Name, r.off, r.end))
-			f.arrived.Add(-r.bytes())
-			j.pending = append(j.pending, r.span)
-		}
-		return j.journal.rewrite(&j.f.File, good)
-	}
 
 	// What is on the disk is what was sent, so what was sent is wrong. It may have been
 	// a fault on the way or of one of several servers: ask again, another one first.
@@ -720,6 +767,28 @@ func (f *fetcher) locate(ctx context.Context, j *job, d *digests) error {
 	}
 	f.arrived.Add(-j.f.Size)
 	return j.journal.rewrite(&j.f.File, nil)
+}
+
+// again has connections fetch what is bad of a file.
+func (f *fetcher) again(j *job, bad spans, good []record) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer f.cond.Broadcast()
+	for _, x := range bad {
+		f.o.Log(fmt.Sprintf("%s: bytes %d to %d are not on the disk as they came: fetched again", j.f.Name, x.off, x.end))
+	}
+	f.arrived.Add(-bad.bytes())
+	j.pending = append(j.pending, bad...)
+	return j.journal.rewrite(&j.f.File, good)
+}
+
+// records enters runs whose CRC nobody knows.
+func (s spans) records() []record {
+	var r []record
+	for _, x := range s {
+		r = append(r, record{span: x})
+	}
+	return r
 }
 
 func crcOf(r io.ReaderAt, x span, buf []byte) (uint32, error) {

@@ -205,16 +205,16 @@ func fetch(ctx context.Context, o *Options) error {
 	if err := s.save(); err != nil {
 		return err
 	}
-	return newFetcher(o, c, s, p).run(ctx)
+	return newFetcher(o, c, s, func(*storeFile) bool { return true }).run(ctx)
 }
 
 // lockAll keeps other fetches out of all directories until it is undone or the
 // process ends.
 func lockAll(o *Options) (unlock func(), err error) {
-	var held []*os.File
+	var held []*dirLock
 	unlock = func() {
-		for _, f := range held {
-			f.Close()
+		for _, l := range held {
+			l.release()
 		}
 	}
 	dirs := map[string]bool{}
@@ -227,7 +227,7 @@ func lockAll(o *Options) (unlock func(), err error) {
 		dirs[abs] = true
 	}
 	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
-		f, err := lockDir(dir)
+		l, err := lockDir(dir)
 		if err != nil {
 			unlock()
 			if abs, _ := filepath.Abs(o.Dir); abs != dir {
@@ -235,12 +235,15 @@ func lockAll(o *Options) (unlock func(), err error) {
 			}
 			return nil, err
 		}
-		held = append(held, f)
+		held = append(held, l)
 	}
 	return unlock, nil
 }
 
-func lockDir(dir string) (*os.File, error) {
+// dirLock is the right to change a directory.
+type dirLock struct{ f *os.File }
+
+func lockDir(dir string) (*dirLock, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, plain(err)
 	}
@@ -255,7 +258,15 @@ func lockDir(dir string) (*os.File, error) {
 	// Who holds it is a help to the next one's message, no more.
 	f.Truncate(0)
 	f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-	return f, nil
+	return &dirLock{f}, nil
+}
+
+func (l *dirLock) release() {
+	if l.f != nil {
+		unlockFile(l.f)
+		l.f.Close()
+		l.f = nil
+	}
 }
 
 // prepare finds out which files the revision has, enters them into the store's

@@ -351,6 +351,20 @@ func contentRange(h string) (first, last, total int64, ok bool) {
 	return int64(f), int64(l), int64(t), ok1 && ok2 && ok3 && err1 == nil && err2 == nil && err3 == nil
 }
 
+// broke says why a body ended before byte at.
+func (c *client) broke(ctx context.Context, s *source, at int64, err error) error {
+	r := &refusal{source: s.String(), what: fmt.Sprintf("the connection broke off at byte %d", at), err: err}
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errStalled):
+		r.what, r.err = fmt.Sprintf("no bytes for %v, at byte %d", c.stall, at), nil
+	case cause != nil:
+		return cause
+	case errors.Is(err, io.EOF):
+		r.err = nil
+	}
+	return r
+}
+
 // failed rests a source after an answer that may be better next time.
 func (s *source) failed(wait time.Duration, now time.Time, backoff time.Duration) {
 	s.mu.Lock()
@@ -379,6 +393,39 @@ func (s *source) ready() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.notUntil
+}
+
+// pick chooses a source: the first that is not dead and not resting. It waits for
+// one if all rest. Later rounds begin with another one.
+func (c *client) pick(ctx context.Context, dead map[*source]error, round int) (*source, error) {
+	for {
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+		var first *source
+		var at time.Time
+		var why []string
+		now, n := time.Now(), len(c.sources)
+		for i := range n {
+			s := c.sources[(i+round)%n]
+			if err := dead[s]; err != nil {
+				why = append(why, err.Error())
+				continue
+			}
+			if t := s.ready(); first == nil || t.Before(at) && at.After(now) {
+				first, at = s, t
+			}
+		}
+		if first == nil {
+			return nil, errors.New(strings.Join(why, "; "))
+		}
+		if !at.After(now) {
+			return first, nil
+		}
+		if err := sleepUntil(ctx, at); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // json fetches a small JSON document. It returns the address of the next page, or "".

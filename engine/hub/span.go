@@ -84,3 +84,12 @@ func (s spans) beyond(size int64) int64 {
 	}
 	return n
 }
+
+// without takes a run out.
+func (s spans) without(x span) spans {
+	var rest spans
+	for _, e := range s {
+		rest = append(rest, spans{x}.missing(e)...)
+	}
+	return rest
+}

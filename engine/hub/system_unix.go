@@ -55,6 +55,10 @@ func lockFile(f *os.File) error {
 	return nil
 }
 
+// unlockFile ends the lock also where a process that is just being started still
+// holds the file open.
+func unlockFile(f *os.File) { unix.Flock(int(f.Fd()), unix.LOCK_UN) }
+
 func isFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }

@@ -36,6 +36,9 @@ func lockFile(f *os.File) error {
 	return nil
 }
 
+// unlockFile has nothing to do: closing ends the lock.
+func unlockFile(*os.File) {}
+
 func isFull(err error) bool {
 	return errors.Is(err, windows.ERROR_DISK_FULL) || errors.Is(err, windows.ERROR_HANDLE_DISK_FULL)
 }

@@ -1,0 +1,341 @@
+package hub
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
+
+	"deltafin/engine/checkpoint"
+	"deltafin/engine/hub/hubtest"
+)
+
+// shard is a small safetensors file: a dense tensor, three experts, another dense
+// tensor. shardExperts are where the experts lie.
+func shard() []byte {
+	head := []byte(`{"__metadata__":{"format":"pt"},` +
+		`"a.weight":{"dtype":"U8","shape":[150000],"data_offsets":[0,150000]},` +
+		`"l.block_sparse_moe.experts.0.w1":{"dtype":"U8","shape":[20000],"data_offsets":[150000,170000]},` +
+		`"l.block_sparse_moe.experts.1.w1":{"dtype":"U8","shape":[20000],"data_offsets":[170000,190000]},` +
+		`"l.block_sparse_moe.experts.10.w1":{"dtype":"U8","shape":[20000],"data_offsets":[190000,210000]},` +
+		`"z.weight":{"dtype":"U8","shape":[9],"data_offsets":[210000,210009]}}`)
+	for len(head) != shardHeader-8 {
+		head = append(head, ' ')
+	}
+	b := binary.LittleEndian.AppendUint64(nil, uint64(len(head)))
+	b = append(b, head...)
+	data := make([]byte, 210009)
+	rand.NewChaCha8([32]byte{4}).Read(data)
+	return append(b, data...)
+}
+
+const shardHeader = 1024
+
+var shardExperts = []span{
+	{shardHeader + 150000, shardHeader + 170000},
+	{shardHeader + 170000, shardHeader + 190000},
+	{shardHeader + 190000, shardHeader + 210000},
+}
+
+func shardRepo(t testing.TB) string {
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "big.safetensors"), shard(), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "small.json"), []byte("{}"), 0o644))
+	return dir
+}
+
+func openTestDepot(t testing.TB, o DepotOptions) *Depot {
+	t.Helper()
+	d, err := OpenDepot(t.Context(), o)
+	must(t, err)
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// Bytes that were asked for of shards.
+func asked(h *hubtest.Hub) (ranges []span, n int64) {
+	for _, r := range h.Requests() {
+		if r.Kind == hubtest.Content && strings.HasSuffix(r.File, ".safetensors") {
+			ranges = append(ranges, span{r.Off, r.End})
+			n += r.End - r.Off
+		}
+	}
+	return ranges, n
+}
+
+// A depot fetches the dense weights at first and then each expert once, however many
+// ask for it at a time; filled up, it is the store that a full fetch makes.
+func TestDepotFillsToTheFullStore(t *testing.T) {
+	served, err := checkpoint.Open(nano)
+	must(t, err)
+	defer served.Close()
+	c := served.Config()
+	h := hubtest.New(t, nano)
+	dir := t.TempDir()
+	o := DepotOptions{Options: quick(h, dir), TrustHTTP: true}
+	o.PartBytes = 1 << 20
+	d := openTestDepot(t, o)
+
+	experts := int64(0)
+	for l := range c.Layers {
+		if c.IsMoE(l) {
+			experts += int64(c.Experts) * served.ExpertLayout().ExpertBytes
+		}
+	}
+	total := int64(0)
+	for i := range served.Files() {
+		info, err := os.Stat(served.Path(i))
+		must(t, err)
+		total += info.Size()
+	}
+	if _, n := asked(h); n != total-experts {
+		t.Errorf("%d bytes of shards were fetched at first, want %d: all but the experts", n, total-experts)
+	}
+
+	h.Forget()
+	var g errgroup.Group
+	var want atomic.Int64
+	for l := range c.Layers {
+		if !c.IsMoE(l) {
+			continue
+		}
+		for range 2 {
+			g.Go(func() error {
+				for id := range c.Experts {
+					e := served.Expert(l, id)
+					name := filepath.Base(served.Path(e.File))
+					a, b := make([]byte, e.Bytes), make([]byte, e.Bytes)
+					if err := errors.Join(served.ReadExtent(e, a), d.Read(t.Context(), name, e.Offset, b)); err != nil {
+						return err
+					}
+					if !bytes.Equal(a, b) || !d.Has(name, e.Offset, e.Bytes) {
+						t.Errorf("layer %d expert %d came wrongly", l, id)
+					}
+					want.Add(1)
+				}
+				return nil
+			})
+		}
+	}
+	must(t, g.Wait())
+	ranges, n := asked(h)
+	if n != experts || int64(len(ranges)) != want.Load()/2 {
+		t.Errorf("%d requests for %d bytes, want one for each of %d experts, %d bytes", len(ranges), n, want.Load()/2, experts)
+	}
+	if s := d.Stats(); s.Bytes != total || s.Kept != total || s.Rate <= 0 {
+		t.Errorf("stats %+v of %d bytes", s, total)
+	}
+	d.Close()
+
+	h.Forget()
+	must(t, Fetch(t.Context(), o.Options))
+	if _, n := asked(h); n != 0 {
+		t.Errorf("a filled depot fetches %d bytes to become a full store", n)
+	}
+	complete(t, nano, dir)
+}
+
+func TestDepotRemembersAndGoesOnFromAFetch(t *testing.T) {
+	served := shardRepo(t)
+	h := hubtest.New(t, served)
+	o := DepotOptions{Options: quick(h, t.TempDir()), TrustHTTP: true}
+	// An interrupted fetch has brought the beginning, and power took a byte of it.
+	o.Connections = 1
+	h.SetFault(func(r hubtest.Request) *hubtest.Fault {
+		if r.Off >= 3*32<<10 {
+			return &hubtest.Fault{Status: 404}
+		}
+		return nil
+	})
+	if Fetch(t.Context(), o.Options) == nil {
+		t.Fatal("no error")
+	}
+	h.SetFault(nil)
+	part := filepath.Join(o.Dir, "big.safetensors.part")
+	invert(t, part, 40_000)
+	h.Forget()
+	d := openTestDepot(t, o)
+	if ranges, n := asked(h); n != shardHeader+150009-2*32<<10 {
+		t.Errorf("%d bytes were fetched: %v", n, ranges)
+	}
+	x := shardExperts[1]
+	must(t, d.Ensure(t.Context(), "big.safetensors", x.off, x.bytes()))
+	d.Close()
+
+	// As it is, it is no full store, and says so.
+	r, err := Verify(t.Context(), o.Dir, VerifyOptions{Deep: true})
+	must(t, err)
+	if len(r.Bad) != 1 || !strings.Contains(r.Bad[0].Why, "fills on demand") {
+		t.Errorf("%v", r.Bad)
+	}
+	h.Forget()
+	d = openTestDepot(t, o)
+	if !d.Has("big.safetensors", x.off, x.bytes()) || d.Has("big.safetensors", x.off-1, 2) {
+		t.Error("the depot does not remember what it holds")
+	}
+	if n := len(h.Requests()); n != 0 {
+		t.Errorf("%d requests for what was here", n)
+	}
+	d.Close()
+	must(t, Fetch(t.Context(), o.Options))
+	complete(t, served, o.Dir)
+}
+
+func TestDepotBudget(t *testing.T) {
+	h := hubtest.New(t, shardRepo(t))
+	o := DepotOptions{Options: quick(h, t.TempDir()), TrustHTTP: true, Budget: 30_000}
+	d := openTestDepot(t, o)
+	data := shard()
+	for range 2 {
+		for i, x := range shardExperts {
+			b := make([]byte, x.bytes())
+			must(t, d.Read(t.Context(), "big.safetensors", x.off, b))
+			if !bytes.Equal(b, data[x.off:x.end]) || d.Has("big.safetensors", x.off, x.bytes()) != (i == 0) {
+				t.Errorf("expert %d: right bytes %v", i, bytes.Equal(b, data[x.off:x.end]))
+			}
+		}
+	}
+	x := shardExperts[2]
+	if err := d.Ensure(t.Context(), "big.safetensors", x.off, x.bytes()); !errors.Is(err, ErrBudget) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestDepotRefusesWrongBytes(t *testing.T) {
+	served := shardRepo(t)
+	data := shard()
+	digest := func(_ string, off, n int64) ([32]byte, bool) { return sha256.Sum256(data[off : off+n]), true }
+	flip := func(kind hubtest.Kind, times int) func(hubtest.Request) *hubtest.Fault {
+		return func(r hubtest.Request) *hubtest.Fault {
+			if r.Kind == kind && r.Off == shardExperts[1].off {
+				if times--; times >= 0 {
+					return &hubtest.Fault{Flip: 1 + r.Off + 77}
+				}
+			}
+			return nil
+		}
+	}
+	for name, c := range map[string]struct {
+		times  int
+		mirror bool
+		change func(*DepotOptions)
+		want   string
+	}{
+		"once":          {1, false, nil, ""},
+		"always":        {99, false, nil, "wrong digest"},
+		"with a mirror": {99, true, nil, ""},
+		"by the look":   {99, false, func(o *DepotOptions) { o.Digest, o.TrustHTTP, o.Check = nil, true, seen(data) }, "cannot be right"},
+	} {
+		h := hubtest.New(t, served)
+		o := DepotOptions{Options: quick(h, t.TempDir()), Digest: digest}
+		if c.mirror {
+			o.Sources = append(o.Sources, h.PlainURL)
+		}
+		if c.change != nil {
+			c.change(&o)
+		}
+		d := openTestDepot(t, o)
+		h.SetFault(flip(hubtest.Content, c.times))
+		x := shardExperts[1]
+		b := make([]byte, x.bytes())
+		err := d.Read(t.Context(), "big.safetensors", x.off, b)
+		switch {
+		case c.want == "" && (err != nil || !bytes.Equal(b, data[x.off:x.end])):
+			t.Errorf("%s: %v", name, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || d.Has("big.safetensors", x.off, x.bytes())):
+			t.Errorf("%s: error %v, want one with %q", name, err, c.want)
+		}
+	}
+	h := hubtest.New(t, served)
+	_, err := OpenDepot(t.Context(), DepotOptions{Options: quick(h, t.TempDir())})
+	if err == nil || !strings.Contains(err.Error(), "is not https") {
+		t.Errorf("plain HTTP without digests: %v", err)
+	}
+}
+
+// seen is a check by content.
+func seen(data []byte) func(string, int64, []byte) error {
+	return func(_ string, off int64, b []byte) error {
+		if !bytes.Equal(b, data[off:off+int64(len(b))]) {
+			return errors.New("not seen before")
+		}
+		return nil
+	}
+}
+
+func TestDepotSaysWhenTheDiskIsFullAndGoesOn(t *testing.T) {
+	h := hubtest.New(t, shardRepo(t))
+	var mu sync.Mutex
+	full := false
+	o := DepotOptions{Options: quick(h, t.TempDir()), TrustHTTP: true}
+	o.hooks = &hooks{write: func(path string, _ int64, _ int) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if full {
+			return &fs.PathError{Op: "write", Path: path, Err: syscall.ENOSPC}
+		}
+		return nil
+	}}
+	d := openTestDepot(t, o)
+	full = true
+	x := shardExperts[0]
+	err := d.Ensure(t.Context(), "big.safetensors", x.off, x.bytes())
+	if err == nil || !strings.Contains(err.Error(), "make room") || d.Has("big.safetensors", x.off, x.bytes()) {
+		t.Errorf("error %v", err)
+	}
+	mu.Lock()
+	full = false
+	mu.Unlock()
+	must(t, d.Ensure(t.Context(), "big.safetensors", x.off, x.bytes()))
+	for _, bad := range []span{{-1, 5}, {0, 1 << 40}} {
+		if d.Ensure(t.Context(), "big.safetensors", bad.off, bad.bytes()) == nil {
+			t.Errorf("%v is accepted", bad)
+		}
+	}
+	if d.Ensure(t.Context(), "small.json", 0, 1) == nil {
+		t.Error("a file that is no shard is accepted")
+	}
+}
+
+func FuzzDenseSpans(f *testing.F) {
+	b := shard()
+	f.Add(b[8:shardHeader], int64(shardHeader), int64(len(b)))
+	f.Add([]byte(`{"x":{"data_offsets":[5,3]}}`), int64(8), int64(100))
+	f.Fuzz(func(t *testing.T, head []byte, data, size int64) {
+		if data < 8 || size < data || !json.Valid(head) {
+			return
+		}
+		s, err := denseSpans(head, data, size)
+		if err == nil && (s[0].off != 0 || s[len(s)-1].end > size) {
+			t.Fatalf("%v of %d bytes", s, size)
+		}
+	})
+}
+
+func TestDenseSpansAreAllButExperts(t *testing.T) {
+	b := shard()
+	s, err := denseSpans(b[8:shardHeader], shardHeader, int64(len(b)))
+	must(t, err)
+	want := spans{{0, shardHeader + 150000}, {shardHeader + 210000, shardHeader + 210009}}
+	if d := cmp.Diff(want, s, cmp.AllowUnexported(span{})); d != "" {
+		t.Error(d)
+	}
+	for _, head := range []string{`[]`, `{"a":{}}`, `{"a":{"data_offsets":[0,99]}}`, `{"a":{"data_offsets":[-1,2]}}`, `{"a":{"data_offsets":[2,1]}}`, `{"a":{"data_offsets":["0",1]}}`} {
+		if _, err := denseSpans([]byte(head), 8, 16); err == nil {
+			t.Errorf("%s is accepted", head)
+		}
+	}
+}
