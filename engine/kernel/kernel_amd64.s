@@ -10529,3 +10529,299 @@ panelF32_block:
 	JNZ             panelF32_pair
 	VZEROUPPER
 	RET
+
+// func panelMX(dst *float32, w *byte, ws int, sc *byte, ss int, blocks int, ahead int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·panelMX(SB), NOSPLIT, $0-56
+	MOVQ      dst+0(FP), AX
+	MOVQ      ws+16(FP), CX
+	MOVQ      ss+32(FP), DX
+	MOVQ      blocks+40(FP), BX
+	MOVQ      ahead+48(FP), SI
+	MOVQ      w+8(FP), DI
+	MOVQ      sc+24(FP), R9
+	MOVQ      $+4, R13
+	VMOVDQU32 mxShifts512<>+0(SB), Z0
+	VMOVDQU32 mxValues512<>+0(SB), Z1
+	VPXORD    Z2, Z2, Z2
+	MOVL      $0x0000ff00, R8
+	KMOVW     R8, K1
+	LEAQ      mxScales<>+0(SB), R14
+
+panelMX_pair:
+	LEAQ (DI)(CX*1), R8
+	LEAQ (R9)(DX*1), R10
+	MOVQ AX, R11
+	MOVQ BX, R12
+
+panelMX_block:
+	PREFETCHT0      (DI)(SI*1)
+	PREFETCHT0      (R8)(SI*1)
+	MOVBLZX         (R9), R15
+	VBROADCASTSS    (R14)(R15*4), Z3
+	MOVBLZX         (R10), R15
+	VBROADCASTSS    (R14)(R15*4), K1, Z3
+	VBROADCASTI32X4 (DI), Z4
+	VBROADCASTI32X4 (R8), K1, Z4
+	VPSRLVD         Z0, Z4, Z4
+	VPERMW          Z1, Z4, Z5
+	VPSRLD          $0x08, Z4, Z4
+	VPERMW          Z1, Z4, Z4
+	VPUNPCKLWD      Z5, Z2, Z6
+	VMULPS          Z3, Z6, Z6
+	VMOVUPS         Z6, (R11)
+	VPUNPCKLWD      Z4, Z2, Z6
+	VMULPS          Z3, Z6, Z6
+	VMOVUPS         Z6, 256(R11)
+	VPUNPCKHWD      Z5, Z2, Z5
+	VMULPS          Z3, Z5, Z5
+	VMOVUPS         Z5, 512(R11)
+	VPUNPCKHWD      Z4, Z2, Z4
+	VMULPS          Z3, Z4, Z4
+	VMOVUPS         Z4, 768(R11)
+	ADDQ            $+16, DI
+	ADDQ            $+16, R8
+	INCQ            R9
+	INCQ            R10
+	ADDQ            $+1024, R11
+	DECQ            R12
+	JNZ             panelMX_block
+	SUBQ            BX, R10
+	LEAQ            (R10)(DX*1), R9
+	MOVQ            BX, R12
+	SHLQ            $0x04, R12
+	SUBQ            R12, R8
+	LEAQ            (R8)(CX*1), DI
+	ADDQ            $+64, AX
+	DECQ            R13
+	JNZ             panelMX_pair
+	VZEROUPPER
+	RET
+
+// func tileMXWide8x2(w *float32, x *float32, xs int, acc *float32, as int, blocks int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·tileMXWide8x2(SB), NOSPLIT, $0-48
+	MOVQ    w+0(FP), AX
+	MOVQ    blocks+40(FP), CX
+	MOVQ    x+8(FP), DX
+	MOVQ    xs+16(FP), BX
+	MOVQ    acc+24(FP), SI
+	MOVQ    as+32(FP), DI
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
+	VMOVUPS 128(SI), Z2
+	VMOVUPS 192(SI), Z3
+	VMOVUPS (SI)(DI*1), Z4
+	VMOVUPS 64(SI)(DI*1), Z5
+	VMOVUPS 128(SI)(DI*1), Z6
+	VMOVUPS 192(SI)(DI*1), Z7
+
+tileMXWide8x2_block:
+	VMOVUPS         (AX), Z12
+	VMOVUPS         64(AX), Z13
+	VMOVUPS         128(AX), Z14
+	VMOVUPS         192(AX), Z15
+	VBROADCASTF32X8 (DX), Z11
+	VMULPS          Z11, Z12, Z8
+	VMULPS          Z11, Z13, Z9
+	VMULPS          Z11, Z14, Z10
+	VMULPS          Z11, Z15, Z11
+	VBROADCASTF32X8 (DX)(BX*1), Z16
+	VMULPS          Z16, Z12, Z12
+	VMULPS          Z16, Z13, Z13
+	VMULPS          Z16, Z14, Z14
+	VMULPS          Z16, Z15, Z15
+	VMOVUPS         256(AX), Z16
+	VMOVUPS         320(AX), Z17
+	VMOVUPS         384(AX), Z18
+	VMOVUPS         448(AX), Z19
+	VBROADCASTF32X8 32(DX), Z20
+	VFMADD231PS     Z20, Z16, Z8
+	VFMADD231PS     Z20, Z17, Z9
+	VFMADD231PS     Z20, Z18, Z10
+	VFMADD231PS     Z20, Z19, Z11
+	VBROADCASTF32X8 32(DX)(BX*1), Z20
+	VFMADD231PS     Z20, Z16, Z12
+	VFMADD231PS     Z20, Z17, Z13
+	VFMADD231PS     Z20, Z18, Z14
+	VFMADD231PS     Z20, Z19, Z15
+	VMOVUPS         512(AX), Z16
+	VMOVUPS         576(AX), Z17
+	VMOVUPS         640(AX), Z18
+	VMOVUPS         704(AX), Z19
+	VBROADCASTF32X8 64(DX), Z20
+	VFMADD231PS     Z20, Z16, Z8
+	VFMADD231PS     Z20, Z17, Z9
+	VFMADD231PS     Z20, Z18, Z10
+	VFMADD231PS     Z20, Z19, Z11
+	VBROADCASTF32X8 64(DX)(BX*1), Z20
+	VFMADD231PS     Z20, Z16, Z12
+	VFMADD231PS     Z20, Z17, Z13
+	VFMADD231PS     Z20, Z18, Z14
+	VFMADD231PS     Z20, Z19, Z15
+	VMOVUPS         768(AX), Z16
+	VMOVUPS         832(AX), Z17
+	VMOVUPS         896(AX), Z18
+	VMOVUPS         960(AX), Z19
+	VBROADCASTF32X8 96(DX), Z20
+	VFMADD231PS     Z20, Z16, Z8
+	VFMADD231PS     Z20, Z17, Z9
+	VFMADD231PS     Z20, Z18, Z10
+	VFMADD231PS     Z20, Z19, Z11
+	VBROADCASTF32X8 96(DX)(BX*1), Z20
+	VFMADD231PS     Z20, Z16, Z12
+	VFMADD231PS     Z20, Z17, Z13
+	VFMADD231PS     Z20, Z18, Z14
+	VFMADD231PS     Z20, Z19, Z15
+	VADDPS          Z8, Z0, Z0
+	VADDPS          Z9, Z1, Z1
+	VADDPS          Z10, Z2, Z2
+	VADDPS          Z11, Z3, Z3
+	VADDPS          Z12, Z4, Z4
+	VADDPS          Z13, Z5, Z5
+	VADDPS          Z14, Z6, Z6
+	VADDPS          Z15, Z7, Z7
+	ADDQ            $+1024, AX
+	ADDQ            $0x00000080, DX
+	DECQ            CX
+	JNZ             tileMXWide8x2_block
+	VMOVUPS         Z0, (SI)
+	VMOVUPS         Z1, 64(SI)
+	VMOVUPS         Z2, 128(SI)
+	VMOVUPS         Z3, 192(SI)
+	VMOVUPS         Z4, (SI)(DI*1)
+	VMOVUPS         Z5, 64(SI)(DI*1)
+	VMOVUPS         Z6, 128(SI)(DI*1)
+	VMOVUPS         Z7, 192(SI)(DI*1)
+	VZEROUPPER
+	RET
+
+// func tileMXWide8x3(w *float32, x *float32, xs int, acc *float32, as int, blocks int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·tileMXWide8x3(SB), NOSPLIT, $0-48
+	MOVQ    w+0(FP), AX
+	MOVQ    blocks+40(FP), CX
+	MOVQ    x+8(FP), DX
+	MOVQ    xs+16(FP), BX
+	MOVQ    acc+24(FP), SI
+	MOVQ    as+32(FP), DI
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
+	VMOVUPS 128(SI), Z2
+	VMOVUPS 192(SI), Z3
+	VMOVUPS (SI)(DI*1), Z4
+	VMOVUPS 64(SI)(DI*1), Z5
+	VMOVUPS 128(SI)(DI*1), Z6
+	VMOVUPS 192(SI)(DI*1), Z7
+	VMOVUPS (SI)(DI*2), Z8
+	VMOVUPS 64(SI)(DI*2), Z9
+	VMOVUPS 128(SI)(DI*2), Z10
+	VMOVUPS 192(SI)(DI*2), Z11
+
+tileMXWide8x3_block:
+	VMOVUPS         (AX), Z20
+	VMOVUPS         64(AX), Z21
+	VMOVUPS         128(AX), Z22
+	VMOVUPS         192(AX), Z23
+	VBROADCASTF32X8 (DX), Z15
+	VMULPS          Z15, Z20, Z12
+	VMULPS          Z15, Z21, Z13
+	VMULPS          Z15, Z22, Z14
+	VMULPS          Z15, Z23, Z15
+	VBROADCASTF32X8 (DX)(BX*1), Z19
+	VMULPS          Z19, Z20, Z16
+	VMULPS          Z19, Z21, Z17
+	VMULPS          Z19, Z22, Z18
+	VMULPS          Z19, Z23, Z19
+	VBROADCASTF32X8 (DX)(BX*2), Z24
+	VMULPS          Z24, Z20, Z20
+	VMULPS          Z24, Z21, Z21
+	VMULPS          Z24, Z22, Z22
+	VMULPS          Z24, Z23, Z23
+	VMOVUPS         256(AX), Z24
+	VMOVUPS         320(AX), Z25
+	VMOVUPS         384(AX), Z26
+	VMOVUPS         448(AX), Z27
+	VBROADCASTF32X8 32(DX), Z28
+	VFMADD231PS     Z28, Z24, Z12
+	VFMADD231PS     Z28, Z25, Z13
+	VFMADD231PS     Z28, Z26, Z14
+	VFMADD231PS     Z28, Z27, Z15
+	VBROADCASTF32X8 32(DX)(BX*1), Z28
+	VFMADD231PS     Z28, Z24, Z16
+	VFMADD231PS     Z28, Z25, Z17
+	VFMADD231PS     Z28, Z26, Z18
+	VFMADD231PS     Z28, Z27, Z19
+	VBROADCASTF32X8 32(DX)(BX*2), Z28
+	VFMADD231PS     Z28, Z24, Z20
+	VFMADD231PS     Z28, Z25, Z21
+	VFMADD231PS     Z28, Z26, Z22
+	VFMADD231PS     Z28, Z27, Z23
+	VMOVUPS         512(AX), Z24
+	VMOVUPS         576(AX), Z25
+	VMOVUPS         640(AX), Z26
+	VMOVUPS         704(AX), Z27
+	VBROADCASTF32X8 64(DX), Z28
+	VFMADD231PS     Z28, Z24, Z12
+	VFMADD231PS     Z28, Z25, Z13
+	VFMADD231PS     Z28, Z26, Z14
+	VFMADD231PS     Z28, Z27, Z15
+	VBROADCASTF32X8 64(DX)(BX*1), Z28
+	VFMADD231PS     Z28, Z24, Z16
+	VFMADD231PS     Z28, Z25, Z17
+	VFMADD231PS     Z28, Z26, Z18
+	VFMADD231PS     Z28, Z27, Z19
+	VBROADCASTF32X8 64(DX)(BX*2), Z28
+	VFMADD231PS     Z28, Z24, Z20
+	VFMADD231PS     Z28, Z25, Z21
+	VFMADD231PS     Z28, Z26, Z22
+	VFMADD231PS     Z28, Z27, Z23
+	VMOVUPS         768(AX), Z24
+	VMOVUPS         832(AX), Z25
+	VMOVUPS         896(AX), Z26
+	VMOVUPS         960(AX), Z27
+	VBROADCASTF32X8 96(DX), Z28
+	VFMADD231PS     Z28, Z24, Z12
+	VFMADD231PS     Z28, Z25, Z13
+	VFMADD231PS     Z28, Z26, Z14
+	VFMADD231PS     Z28, Z27, Z15
+	VBROADCASTF32X8 96(DX)(BX*1), Z28
+	VFMADD231PS     Z28, Z24, Z16
+	VFMADD231PS     Z28, Z25, Z17
+	VFMADD231PS     Z28, Z26, Z18
+	VFMADD231PS     Z28, Z27, Z19
+	VBROADCASTF32X8 96(DX)(BX*2), Z28
+	VFMADD231PS     Z28, Z24, Z20
+	VFMADD231PS     Z28, Z25, Z21
+	VFMADD231PS     Z28, Z26, Z22
+	VFMADD231PS     Z28, Z27, Z23
+	VADDPS          Z12, Z0, Z0
+	VADDPS          Z13, Z1, Z1
+	VADDPS          Z14, Z2, Z2
+	VADDPS          Z15, Z3, Z3
+	VADDPS          Z16, Z4, Z4
+	VADDPS          Z17, Z5, Z5
+	VADDPS          Z18, Z6, Z6
+	VADDPS          Z19, Z7, Z7
+	VADDPS          Z20, Z8, Z8
+	VADDPS          Z21, Z9, Z9
+	VADDPS          Z22, Z10, Z10
+	VADDPS          Z23, Z11, Z11
+	ADDQ            $+1024, AX
+	ADDQ            $0x00000080, DX
+	DECQ            CX
+	JNZ             tileMXWide8x3_block
+	VMOVUPS         Z0, (SI)
+	VMOVUPS         Z1, 64(SI)
+	VMOVUPS         Z2, 128(SI)
+	VMOVUPS         Z3, 192(SI)
+	VMOVUPS         Z4, (SI)(DI*1)
+	VMOVUPS         Z5, 64(SI)(DI*1)
+	VMOVUPS         Z6, 128(SI)(DI*1)
+	VMOVUPS         Z7, 192(SI)(DI*1)
+	VMOVUPS         Z8, (SI)(DI*2)
+	VMOVUPS         Z9, 64(SI)(DI*2)
+	VMOVUPS         Z10, 128(SI)(DI*2)
+	VMOVUPS         Z11, 192(SI)(DI*2)
+	VZEROUPPER
+	RET

@@ -605,3 +605,23 @@ func panelInt8(dst *float32, w *byte, ws int, blocks int, ahead int)
 //
 //go:noescape
 func panelF32(dst *float32, w *byte, ws int, blocks int, ahead int)
+
+// panelMX: dst[block][step][pair][row][lane] = e2m1 * scale of 8 rows, ws bytes apart, in the order of mxPlace;
+// fetches what lies ahead bytes on.
+//
+//go:noescape
+func panelMX(dst *float32, w *byte, ws int, sc *byte, ss int, blocks int, ahead int)
+
+// tileMXWide8x2: for 8 rows of w, widened by panelMX, and 2 rows of x, per block and lane:
+//
+//	p = w[0]*x[0]; p = fma(w[i], x[i], p), i = 1..3; acc = acc + p
+//
+//go:noescape
+func tileMXWide8x2(w *float32, x *float32, xs int, acc *float32, as int, blocks int)
+
+// tileMXWide8x3: for 8 rows of w, widened by panelMX, and 3 rows of x, per block and lane:
+//
+//	p = w[0]*x[0]; p = fma(w[i], x[i], p), i = 1..3; acc = acc + p
+//
+//go:noescape
+func tileMXWide8x3(w *float32, x *float32, xs int, acc *float32, as int, blocks int)

@@ -34,32 +34,41 @@ const (
 	wideHeight = 8
 )
 
-// wide holds the tiles of one format that take groups of wideHeight weight rows, by the
-// rows of x: direct widens weights in registers, each time they are used, and panel
-// once into the cache, from as many rows of x on as it is the faster way.
+// wide holds the tiles of one format for groups of wideHeight weight rows, by the
+// rows of x. The direct ones widen weights in registers each time they are used. From
+// panelFrom rows of x on it is faster to let panel widen some columns of a group once
+// into the cache, for all rows, and to go over that.
 type wide struct {
 	direct    [wideRows + 1]tile
-	panel     func(dst *float32, w *byte, ws, blocks, ahead int)
+	panel     func(dst *float32, w *Matrix, row, block, blocks, ahead int)
 	panelFrom int
+	over      []panelTile
 }
+
+// panelTile is a tile over a panel.
+type panelTile func(w, x *float32, xs int, acc *float32, as, blocks int)
 
 var avx512Wide = [...]wide{
 	F32: {
 		[wideRows + 1]tile{2: tileF32Wide8x2, tileF32Wide8x3, tileF32Wide8x4, tileF32Wide8x5, tileF32Wide8x6},
-		panelF32, 7,
+		panelOf(panelF32), 7, panelTiles,
 	},
 	BF16: {
 		[wideRows + 1]tile{2: tileBF16Wide8x2, tileBF16Wide8x3, tileBF16Wide8x4, tileBF16Wide8x5, tileBF16Wide8x6},
-		panelBF16, 7,
+		panelOf(panelBF16), 7, panelTiles,
 	},
 	Int8: {
 		[wideRows + 1]tile{2: tileInt8Wide8x2, tileInt8Wide8x3, tileInt8Wide8x4, tileInt8Wide8x5, tileInt8Wide8x6},
-		panelInt8, 17,
+		panelOf(panelInt8), 17, panelTiles,
+	},
+	MXFP4: { // weights scaled beforehand; with few rows avx512Thin is faster
+		[wideRows + 1]tile{},
+		panelOfMX, 5,
+		[]panelTile{2: tileMXWide8x2, tileMXWide8x3},
 	},
 }
 
-// panelTiles run over a panel.
-var panelTiles = [wideRows + 1]func(w, x *float32, xs int, acc *float32, as, blocks int){
+var panelTiles = []panelTile{
 	2: tilePanelWide8x2, tilePanelWide8x3, tilePanelWide8x4, tilePanelWide8x5, tilePanelWide8x6,
 }
 
@@ -71,22 +80,26 @@ const (
 	directPanel = 16
 )
 
-// gemmAVX512 is defGemm. For MXFP4 it never expands a tile: unpacking sixteen
-// values at a time for every four rows is faster than the AVX2 tiles.
+// gemmAVX512 is defGemm.
 func gemmAVX512(y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scratch) {
-	switch {
-	case w.Format == MXFP4:
-		avx512Thin.gemm(y, ys, w, lo, hi, x, s)
-	case x.rows == 1:
-		gemmTiles(&avx512Tiles[w.Format], y, ys, w, lo, hi, x, s)
-	default:
-		whole := (hi - lo) / wideHeight * wideHeight
-		if whole > 0 {
-			avx512Wide[w.Format].gemm(y, ys, w, lo, lo+whole, x, s)
+	k, whole := &avx512Wide[w.Format], (hi-lo)/wideHeight*wideHeight
+	if w.Format == MXFP4 {
+		if x.rows < k.panelFrom || !mayScale(x.span, w.Scale[lo*w.Stride/Lane32:hi*w.Stride/Lane32]) {
+			whole = 0
 		}
-		if lo+whole < hi {
-			gemmTiles(&avx2Tiles[w.Format], y[whole:], ys, w, lo+whole, hi, x, s)
-		}
+	} else if x.rows == 1 {
+		whole = 0
+	}
+	if whole > 0 {
+		k.gemm(y, ys, w, lo, lo+whole, x, s)
+	}
+	if lo += whole; lo == hi {
+		return
+	}
+	if w.Format == MXFP4 {
+		avx512Thin.gemm(y[whole:], ys, w, lo, hi, x, s)
+	} else {
+		gemmTiles(&avx512Tiles[w.Format], y[whole:], ys, w, lo, hi, x, s)
 	}
 }
 
@@ -100,7 +113,7 @@ func evenly(n, most int) int {
 // gemm is defGemm for a multiple of wideHeight outputs and at least two rows of x.
 func (k *wide) gemm(y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scratch) {
 	bytes, blocks, n := w.rowBytes(), w.Stride/Lane32, hi-lo
-	widen, panel, chunk := x.rows >= k.panelFrom, directPanel, wideHeight
+	widen, panel, chunk, most := x.rows >= k.panelFrom, directPanel, wideHeight, len(k.over)-1
 	switch {
 	case widen:
 		panel = widePanel
@@ -116,25 +129,37 @@ func (k *wide) gemm(y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scra
 		for b := 0; b < blocks; b += panel {
 			nb := min(panel, blocks-b)
 			for o := 0; o < n; o += chunk {
-				wp := &w.Data[(lo+o)*bytes+b*bytes/blocks]
 				if widen {
 					ahead := wideHeight * bytes
 					if o+chunk == n { // on to the next panel
 						ahead = panel*bytes/blocks - o*bytes
 					}
-					k.panel(&wide[0], wp, bytes, nb, ahead)
+					k.panel(&wide[0], w, lo+o, b, nb, ahead)
 				}
 				for r, t := 0, 0; r < rows; r += t {
-					t = evenly(rows-r, wideRows)
+					t = evenly(rows-r, most)
 					xp, ap := &x.data[(r0+r)*x.stride+b*Lane32], &acc[(r*n+o)*8]
 					if widen {
-						panelTiles[t](&wide[0], xp, x.stride*4, ap, n*32, nb)
+						k.over[t](&wide[0], xp, x.stride*4, ap, n*32, nb)
 					} else {
-						k.direct[t](wp, bytes, xp, x.stride*4, ap, n*32, chunk/wideHeight, nb)
+						k.direct[t](&w.Data[(lo+o)*bytes+b*bytes/blocks], bytes, xp, x.stride*4, ap, n*32, chunk/wideHeight, nb)
 					}
 				}
 			}
 		}
 		finish(y[r0*ys:], ys, w, lo, n, rows, acc)
 	}
+}
+
+// panelOf is a panel function of plain weights.
+func panelOf(f func(dst *float32, w *byte, ws, blocks, ahead int)) func(*float32, *Matrix, int, int, int, int) {
+	return func(dst *float32, w *Matrix, row, block, blocks, ahead int) {
+		bytes := w.rowBytes()
+		f(dst, &w.Data[row*bytes+block*bytes/(w.Stride/Lane32)], bytes, blocks, ahead)
+	}
+}
+
+func panelOfMX(dst *float32, w *Matrix, row, block, blocks, ahead int) {
+	bytes, k := w.rowBytes(), w.Stride/Lane32
+	panelMX(dst, &w.Data[row*bytes+block*16], bytes, &w.Scale[row*k+block], k, blocks, ahead)
 }

@@ -25,6 +25,10 @@ func wideTiles(d mxData) {
 	panel("BF16")
 	panel("Int8")
 	panel("F32")
+	d.panelMX()
+	for t := 2; t <= 3; t++ {
+		panelTileMX(t)
+	}
 }
 
 // rows6 addresses up to six rows: three from each of two bases.
@@ -224,5 +228,95 @@ func panel(f string) {
 	ADDQ(I32(64), dst)
 	DECQ(left)
 	JNZ(LabelRef(name + "_pair"))
+	end()
+}
+
+// panelMX is panel for MXFP4: weights are multiplied by their scale.
+func (d mxData) panelMX() {
+	const name = "panelMX"
+	function(name, "func(dst *float32, w *byte, ws int, sc *byte, ss int, blocks, ahead int)",
+		name+": dst[block][step][pair][row][lane] = e2m1 * scale of 8 rows, ws bytes apart, in the order of mxPlace;",
+		"fetches what lies ahead bytes on.")
+	dst, ws, ss, blocks, ahead := param("dst"), param("ws"), param("ss"), param("blocks"), param("ahead")
+	a, b, sa, sb, to, n, left := GP64(), GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
+	Load(Param("w"), a)
+	Load(Param("sc"), sa)
+	MOVQ(I32(pairs), left)
+	c := d.loadWide()
+	Label(name + "_pair")
+	LEAQ(Mem{Base: a, Index: ws, Scale: 1}, b)
+	LEAQ(Mem{Base: sa, Index: ss, Scale: 1}, sb)
+	MOVQ(dst, to)
+	MOVQ(blocks, n)
+	Label(name + "_block")
+	PREFETCHT0(Mem{Base: a, Index: ahead, Scale: 1})
+	PREFETCHT0(Mem{Base: b, Index: ahead, Scale: 1})
+	s := c.scale(Mem{Base: sa}, Mem{Base: sb})
+	c.unpack(Mem{Base: a}, Mem{Base: b}, func(step int, v reg.VecVirtual) {
+		VMULPS(s, v, v)
+		VMOVUPS(v, Mem{Base: to, Disp: step * pairs * 64})
+	})
+	ADDQ(I32(16), a)
+	ADDQ(I32(16), b)
+	INCQ(sa)
+	INCQ(sb)
+	ADDQ(I32(4*pairs*64), to)
+	DECQ(n)
+	JNZ(LabelRef(name + "_block"))
+	SUBQ(blocks, sb)
+	LEAQ(Mem{Base: sb, Index: ss, Scale: 1}, sa)
+	MOVQ(blocks, n)
+	SHLQ(Imm(4), n)
+	SUBQ(n, b)
+	LEAQ(Mem{Base: b, Index: ws, Scale: 1}, a)
+	ADDQ(I32(64), dst)
+	DECQ(left)
+	JNZ(LabelRef(name + "_pair"))
+	end()
+}
+
+// panelTileMX keeps lanes and partials in registers, twelve of each for three rows of
+// x: the additions have pipes of their own, so four multiply-adds a block are what counts.
+func panelTileMX(T int) {
+	name := fmt.Sprintf("tileMXWide8x%d", T)
+	function(name, "func(w, x *float32, xs int, acc *float32, as, blocks int)",
+		fmt.Sprintf("%s: for 8 rows of w, widened by panelMX, and %d rows of x, per block and lane:", name, T),
+		"	p = w[0]*x[0]; p = fma(w[i], x[i], p), i = 1..3; acc = acc + p")
+	w, n := param("w"), param("blocks")
+	x := rows6{param("x"), GP64(), param("xs")}
+	acc := rows6{param("acc"), GP64(), param("as")}
+	a := zmms(pairs * T)
+	for i, r := range a {
+		VMOVUPS(acc.at(i/pairs, i%pairs*64), r)
+	}
+	Label(name + "_block")
+	p := zmms(pairs * T)
+	for j := range 4 {
+		wv := zmms(pairs)
+		for i, v := range wv {
+			VMOVUPS(Mem{Base: w, Disp: (j*pairs + i) * 64}, v)
+		}
+		for t := range T {
+			xv := ZMM()
+			VBROADCASTF32X8(x.at(t, j*32), xv)
+			for i, v := range wv {
+				if j == 0 {
+					VMULPS(xv, v, p[t*pairs+i])
+				} else {
+					VFMADD231PS(xv, v, p[t*pairs+i])
+				}
+			}
+		}
+	}
+	for i, r := range a {
+		VADDPS(p[i], r, r)
+	}
+	ADDQ(I32(4*pairs*64), w)
+	x.move(U32(128), T)
+	DECQ(n)
+	JNZ(LabelRef(name + "_block"))
+	for i, r := range a {
+		VMOVUPS(r, acc.at(i/pairs, i%pairs*64))
+	}
 	end()
 }
