@@ -20,9 +20,11 @@ import (
 const killEnv = "HUBTEST_KILL"
 
 func TestMain(m *testing.M) {
-	if spec := os.Getenv(killEnv); spec != "" {
-		fetchAndDie(spec)
-		return
+	for env, role := range map[string]func(string){killEnv: fetchAndDie, serveEnv: serve, loadEnv: load} {
+		if spec := os.Getenv(env); spec != "" {
+			role(spec)
+			return
+		}
 	}
 	os.Exit(m.Run())
 }

@@ -91,10 +91,16 @@ type file struct {
 	lfs         bool
 }
 
+// What every Hub calls its one repository and its one revision.
+const (
+	Repo     = "test/model"
+	Revision = "0123456789012345678901234567890123456789"
+)
+
 // New serves a directory.
 func New(t testing.TB, dir string) *Hub {
 	t.Helper()
-	h := &Hub{Repo: "test/model", Revision: strings.Repeat("0123456789", 4), files: map[string]*file{}}
+	h := &Hub{Repo: Repo, Revision: Revision, files: map[string]*file{}}
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
