@@ -1,6 +1,8 @@
 package expert
 
 import (
+	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -260,5 +262,22 @@ func TestResidentExpertsHoldNoReadsUp(t *testing.T) {
 		if got := timed(t, s, upTo(10)); got != 10*time.Millisecond {
 			t.Errorf("two reads took %v, both fit the slots and take 10ms", got)
 		}
+	})
+}
+
+// A cancelled stream waits for the reads in flight, not for those in the queue.
+func TestCancelDropsTheQueue(t *testing.T) {
+	ck := ladderCheckpoint(t, 1)
+	synctest.Test(t, func(t *testing.T) {
+		s := ladder(t, ck, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		err := s.Stream(ctx, 1, upTo(64), func(int, *k3.Expert) error { return nil }, nil)
+		read := time.Duration(float64(s.n) / rungs[0] * 1e9)
+		if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) || took > 5*time.Millisecond+4*read {
+			t.Errorf("returned %v after %v, a read takes %v and 4 are in flight", err, took, read)
+		}
+		identity(t, s.Counters())
 	})
 }
