@@ -162,10 +162,27 @@ func (Bench) Kernels() error {
 	return sh(nil, "go", "run", "./engine/kernel/kernelbench", "-json", "bench-kernels.json")
 }
 
+// Decode measures seconds per token on a checkpoint of true dimensions against what
+// the drive and the memory allow, and writes bench-decode.json. DELTAFIN_SLICE may name a
+// directory with such a checkpoint; else one of 36 GB is written and removed.
+func (Bench) Decode() error {
+	return sh(nil, "go", "run", "./engine/slicebench", "decode", "-runs", "3", "-dir", os.Getenv("DELTAFIN_SLICE"), "-json", "bench-decode.json")
+}
+
 // Switches measures what each optimisation is worth on K3-nano and writes
 // bench-switches.json.
 func (Bench) Switches() error {
 	return sh(nil, "go", "run", "./engine/switchbench", "-json", "bench-switches.json")
+}
+
+// Prefill holds the benchmark of whole prompts.
+type Prefill mg.Namespace
+
+// Bench measures the time to the first token of prompts on a checkpoint of true dimensions,
+// expert-major against passes of 64 rows, and writes bench-prefill.json. DELTAFIN_SLICE
+// is as for bench:decode.
+func (Prefill) Bench() error {
+	return sh(nil, "go", "run", "./engine/slicebench", "prefill", "-dir", os.Getenv("DELTAFIN_SLICE"), "-json", "bench-prefill.json")
 }
 
 // Verify runs all gates, one line each, and fails if one fails. The output of a

@@ -22,6 +22,7 @@ var (
 	prompt = flag.Int("prompt", 400, "`tokens` of the prompt")
 	decode = flag.Int("decode", 64, "`tokens` to generate")
 	pairs  = flag.Int("pairs", 7, "`runs` with the switch off and on each")
+	memory = flag.Float64("memory", 0, "memory ceiling in `GB`, experts not kept; 0: as much as there is")
 	only   = flag.String("switch", "", "measure only the switch of this `name`")
 	file   = flag.String("json", "", "write a record to this `file`")
 )
@@ -87,7 +88,11 @@ func run(ctx context.Context) error {
 func measure(ctx context.Context, s *opt.Switch, on bool) (engine.Result, error) {
 	s.Set(on)
 	defer s.Set(true)
-	e, err := engine.Open(ctx, *model, engine.Options{PassRows: *prompt})
+	o := engine.Options{PassRows: *prompt}
+	if *memory > 0 {
+		o.Memory, o.ExpertMemory = int64(*memory*1e9), -1
+	}
+	e, err := engine.Open(ctx, *model, o)
 	if err != nil {
 		return engine.Result{}, err
 	}
