@@ -325,62 +325,62 @@ func byteSpan(p *byte, n int, least *[32]byte, most *[32]byte)
 //go:noescape
 func reduce(y *float32, acc *float32, n int)
 
-// exp8: dst = e^x, for n groups of eight.
+// exp8: dst = e^x, for n groups of 8.
 //
 //go:noescape
 func exp8(dst *float32, x *float32, n int)
 
-// sigmoid8: dst = sigmoid(x), for n groups of eight.
+// sigmoid8: dst = sigmoid(x), for n groups of 8.
 //
 //go:noescape
 func sigmoid8(dst *float32, x *float32, n int)
 
-// tanh8: dst = tanh(x), for n groups of eight.
+// tanh8: dst = tanh(x), for n groups of 8.
 //
 //go:noescape
 func tanh8(dst *float32, x *float32, n int)
 
-// situ8: dst = SiTU(x, y), for n groups of eight.
+// situ8: dst = SiTU(x, y), for n groups of 8.
 //
 //go:noescape
 func situ8(dst *float32, x *float32, y *float32, n int, beta float32, linear float32)
 
-// scaleMul8: dst = (x * a) * y, for n groups of eight.
+// scaleMul8: dst = (x * a) * y, for n groups of 8.
 //
 //go:noescape
 func scaleMul8(dst *float32, x *float32, y *float32, n int, a float32)
 
-// gate8: dst = x * sigmoid(y), for n groups of eight.
+// gate8: dst = x * sigmoid(y), for n groups of 8.
 //
 //go:noescape
 func gate8(dst *float32, x *float32, y *float32, n int)
 
-// add8: dst = x + y, for n groups of eight.
+// add8: dst = x + y, for n groups of 8.
 //
 //go:noescape
 func add8(dst *float32, x *float32, y *float32, n int)
 
-// axpy8: dst = fma(x, a, y), for n groups of eight.
+// axpy8: dst = fma(x, a, y), for n groups of 8.
 //
 //go:noescape
 func axpy8(dst *float32, x *float32, y *float32, n int, a float32)
 
-// scale8: dst = x * a, for n groups of eight.
+// scale8: dst = x * a, for n groups of 8.
 //
 //go:noescape
 func scale8(dst *float32, x *float32, n int, a float32)
 
-// div8: dst = x / a, for n groups of eight.
+// div8: dst = x / a, for n groups of 8.
 //
 //go:noescape
 func div8(dst *float32, x *float32, n int, a float32)
 
-// decay8: dst = exp(lower * sigmoid(a * (x + y))), for n groups of eight.
+// decay8: dst = exp(lower * sigmoid(a * (x + y))), for n groups of 8.
 //
 //go:noescape
 func decay8(dst *float32, x *float32, y *float32, n int, a float32, lower float32)
 
-// conv8: dst = silu(fma chain of w*u from +0), for n groups of eight.
+// conv8: dst = silu(fma chain of w*u from +0), for n groups of 8.
 //
 //go:noescape
 func conv8(dst *float32, w0 *float32, w1 *float32, w2 *float32, w3 *float32, u0 *float32, u1 *float32, u2 *float32, u3 *float32, n int)
@@ -605,6 +605,142 @@ func panelInt8(dst *float32, w *byte, ws int, blocks int, ahead int)
 //
 //go:noescape
 func panelF32(dst *float32, w *byte, ws int, blocks int, ahead int)
+
+// chainBF16Wide1: for groups of 128 columns and 1 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainBF16Wide1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainF32Wide1: for groups of 128 columns and 1 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainF32Wide1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainBF16Wide2: for groups of 64 columns and 2 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainBF16Wide2(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainF32Wide2: for groups of 64 columns and 2 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainF32Wide2(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainBF16Wide3: for groups of 64 columns and 3 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainBF16Wide3(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainF32Wide3: for groups of 64 columns and 3 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainF32Wide3(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainBF16Wide4: for groups of 64 columns and 4 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainBF16Wide4(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainF32Wide4: for groups of 64 columns and 4 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainF32Wide4(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainBF16Wide5: for groups of 64 columns and 5 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainBF16Wide5(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainF32Wide5: for groups of 64 columns and 5 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainF32Wide5(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainBF16Wide6: for groups of 64 columns and 6 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainBF16Wide6(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// chainF32Wide6: for groups of 64 columns and 6 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
+//
+//go:noescape
+func chainF32Wide6(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
+
+// exp16: dst = e^x, for n groups of 16.
+//
+//go:noescape
+func exp16(dst *float32, x *float32, n int)
+
+// sigmoid16: dst = sigmoid(x), for n groups of 16.
+//
+//go:noescape
+func sigmoid16(dst *float32, x *float32, n int)
+
+// tanh16: dst = tanh(x), for n groups of 16.
+//
+//go:noescape
+func tanh16(dst *float32, x *float32, n int)
+
+// situ16: dst = SiTU(x, y), for n groups of 16.
+//
+//go:noescape
+func situ16(dst *float32, x *float32, y *float32, n int, beta float32, linear float32)
+
+// scaleMul16: dst = (x * a) * y, for n groups of 16.
+//
+//go:noescape
+func scaleMul16(dst *float32, x *float32, y *float32, n int, a float32)
+
+// gate16: dst = x * sigmoid(y), for n groups of 16.
+//
+//go:noescape
+func gate16(dst *float32, x *float32, y *float32, n int)
+
+// add16: dst = x + y, for n groups of 16.
+//
+//go:noescape
+func add16(dst *float32, x *float32, y *float32, n int)
+
+// axpy16: dst = fma(x, a, y), for n groups of 16.
+//
+//go:noescape
+func axpy16(dst *float32, x *float32, y *float32, n int, a float32)
+
+// scale16: dst = x * a, for n groups of 16.
+//
+//go:noescape
+func scale16(dst *float32, x *float32, n int, a float32)
+
+// div16: dst = x / a, for n groups of 16.
+//
+//go:noescape
+func div16(dst *float32, x *float32, n int, a float32)
+
+// decay16: dst = exp(lower * sigmoid(a * (x + y))), for n groups of 16.
+//
+//go:noescape
+func decay16(dst *float32, x *float32, y *float32, n int, a float32, lower float32)
+
+// conv16: dst = silu(fma chain of w*u from +0), for n groups of 16.
+//
+//go:noescape
+func conv16(dst *float32, w0 *float32, w1 *float32, w2 *float32, w3 *float32, u0 *float32, u1 *float32, u2 *float32, u3 *float32, n int)
+
+// kda64: for groups of 64 columns of the state [keys][stride bytes], per column:
+//
+//	s[i] = s[i]*decay[i]; u = fma(k[i], s[i], u), i ascending from u = +0; u = beta * (v - u)
+//	s[i] = fma(k[i], u, s[i]); o = fma(q[i], s[i], o), i ascending from o = +0
+//
+//go:noescape
+func kda64(s *float32, stride int, decay *float32, k *float32, q *float32, keys int, v *float32, o *float32, groups int, beta float32)
+
+// kda16: for groups of 16 columns of the state [keys][stride bytes], per column:
+//
+//	s[i] = s[i]*decay[i]; u = fma(k[i], s[i], u), i ascending from u = +0; u = beta * (v - u)
+//	s[i] = fma(k[i], u, s[i]); o = fma(q[i], s[i], o), i ascending from o = +0
+//
+//go:noescape
+func kda16(s *float32, stride int, decay *float32, k *float32, q *float32, keys int, v *float32, o *float32, groups int, beta float32)
 
 // panelMX: dst[block][step][pair][row][lane] = e2m1 * scale of 8 rows, ws bytes apart, in the order of mxPlace;
 // fetches what lies ahead bytes on.

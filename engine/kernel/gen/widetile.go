@@ -25,6 +25,15 @@ func wideTiles(d mxData) {
 	panel("BF16")
 	panel("Int8")
 	panel("F32")
+	for t := 1; t <= maxWide; t++ {
+		chainWide("BF16", t)
+		chainWide("F32", t)
+	}
+	sixteen = true
+	functions()
+	kda(4)
+	kda(1)
+	sixteen = false
 	d.panelMX()
 	for t := 2; t <= 3; t++ {
 		panelTileMX(t)
@@ -318,5 +327,60 @@ func panelTileMX(T int) {
 	for i, r := range a {
 		VMOVUPS(r, acc.at(i/pairs, i%pairs*64))
 	}
+	end()
+}
+
+// chainWide keeps R rows of 64 columns of y in registers over all terms, or 128 of one
+// row.
+func chainWide(f string, R int) {
+	size, C := map[string]int{"BF16": 2, "F32": 4}[f], 4
+	if R == 1 {
+		C = 8
+	}
+	name := fmt.Sprintf("chain%sWide%d", f, R)
+	function(name, "func(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms, groups int)",
+		fmt.Sprintf("%s: for groups of %d columns and %d rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.", name, 16*C, R))
+	y := rows6{param("y"), GP64(), param("ys")}
+	x := rows6{GP64(), GP64(), param("xs")}
+	w, ws, row, n, groups := param("w"), param("ws"), GP64(), GP64(), param("groups")
+	y.split(R)
+	a := zmms(R * C)
+	Label(name + "_group")
+	for i, r := range a {
+		VMOVUPS(y.at(i/C, i%C*64), r)
+	}
+	MOVQ(w, row)
+	Load(Param("x"), x.lo)
+	x.split(R)
+	Load(Param("terms"), n)
+	Label(name + "_term")
+	v := zmms(C)
+	for c := range C {
+		m := Mem{Base: row, Disp: 16 * size * c}
+		if f == "BF16" {
+			VPMOVZXWD(m, v[c])
+			VPSLLD(Imm(16), v[c], v[c])
+		} else {
+			VMOVUPS(m, v[c])
+		}
+	}
+	for r := range R {
+		b := ZMM()
+		VBROADCASTSS(x.at(r, 0), b)
+		for c := range C {
+			VFMADD231PS(b, v[c], a[r*C+c])
+		}
+	}
+	ADDQ(ws, row)
+	x.move(Imm(4), R)
+	DECQ(n)
+	JNZ(LabelRef(name + "_term"))
+	for i, r := range a {
+		VMOVUPS(r, y.at(i/C, i%C*64))
+	}
+	ADDQ(I32(int32(16*C*size)), w)
+	y.move(I32(int32(64*C)), R)
+	DECQ(groups)
+	JNZ(LabelRef(name + "_group"))
 	end()
 }

@@ -291,6 +291,8 @@ func small(buf []byte, x kernel.Mat) []row {
 		{"gate", func(d []float32) { kernel.Gate(d, u, w) }},
 		{"decay", func(d []float32) { kernel.Decay(d, u, w, 1.5, -5) }},
 		{"conv", func(d []float32) { kernel.Conv(d, taps, taps) }},
+		{"tanh", func(d []float32) { kernel.Tanh(d, u) }},
+		{"add", func(d []float32) { kernel.Add(d, u, w) }},
 		{"rmsnorm", func(d []float32) { kernel.RMSNorm(d, u, w, 1e-5) }},
 		{"axpy", func(d []float32) { kernel.Axpy(d, u, 1e-9) }},
 		{"dot", func(d []float32) { d[0] = kernel.Dot(u, w) }},
