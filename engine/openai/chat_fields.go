@@ -68,6 +68,7 @@ func init() { // the table's readers refer to other tables
 		{name: "tool_call_id", note: "tool: the call that this is the result of", read: into(readString, func(m *message, v string) { m.ToolCallID = v })},
 		{name: "refusal", support: noEffect, note: "null", read: only[message]("null")},
 		{name: "annotations", support: noEffect, note: "`[]`", read: only[message]("[]")},
+		{name: "parsed", support: noEffect, note: "anything: OpenAI's clients add what they made of content"},
 		{name: "audio", support: refused, note: "the model reads text only"},
 		{name: "function_call", support: refused, note: "use tool_calls"},
 	}
@@ -104,6 +105,7 @@ var toolCallFields = []field[chat.ToolCall]{
 var calledFunctionFields = []field[chat.ToolCall]{
 	{name: "name", note: "the function", read: into(readString, func(c *chat.ToolCall, v string) { c.Name = v })},
 	{name: "arguments", note: "a JSON object as a string", read: into(readString, func(c *chat.ToolCall, v string) { c.Arguments = v })},
+	{name: "parsed_arguments", support: noEffect, note: "anything: OpenAI's clients add what they made of arguments"},
 }
 
 // tool is a declaration, checked; the model is shown the client's own JSON.

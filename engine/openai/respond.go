@@ -143,7 +143,7 @@ func (s *Server) respond(ctx context.Context, w http.ResponseWriter, g *generati
 		events, b, ended, err := g.take()
 		if b && !begun {
 			begun = true
-			form.begin(g.usage())
+			form.begin(usage{prompt: len(req.prompt), cached: g.rec.cached}) // all that stands still by now
 		}
 		for _, e := range events {
 			form.event(e)
