@@ -80,32 +80,48 @@ func (a *Attention) segment(acc, q, qr Mat, lo, hi int, s *Scratch) partial {
 		clear(acc.Row(h))
 	}
 	var sa, sb [headGroup * blockLen]float32
+	var c [(headGroup + 7) &^ 7]float32 // whole vectors: the rest of one is slow
 	for b := lo; b < hi; b += blockLen {
 		n := min(blockLen, hi-b)
 		lat := FloatMatrix(n, a.Latent.Cols, a.Latent.Stride, a.Latent.Data[b*a.Latent.Stride:])
 		key := FloatMatrix(n, a.Key.Cols, a.Key.Stride, a.Key.Data[b*a.Key.Stride:])
 		k.gemm(sa[:], blockLen, &lat, 0, n, &acts{data: q.Data, stride: q.Stride, rows: q.Rows}, s)
 		k.gemm(sb[:], blockLen, &key, 0, n, &acts{data: qr.Data, stride: qr.Stride, rows: qr.Rows}, s)
+		// Of all heads at once; what lies beyond n values of a head is computed for nothing.
+		p := sa[:acc.Rows*blockLen]
+		k.add(p, p, sb[:len(p)])
+		k.scale(p, p, a.Scale)
 		for h := range acc.Rows {
 			p := sa[h*blockLen:][:n]
-			k.add(p, p, sb[h*blockLen:][:n])
-			k.scale(p, p, a.Scale)
-			m := t.m[h]
-			for _, v := range p {
-				m = max(m, v)
-			}
+			m := max(t.m[h], most(p))
+			c[h], t.m[h] = t.m[h]-m, m
 			for i := range p {
 				p[i] -= m
 			}
-			k.exp(p, p)
-			c := exp1(t.m[h] - m)
-			t.m[h], t.l[h] = m, FMA(t.l[h], c, k.sum(p))
+		}
+		k.exp(p, p)
+		k.exp(c[:], c[:])
+		for h := range acc.Rows {
+			t.l[h] = FMA(t.l[h], c[h], k.sum(sa[h*blockLen:][:n]))
 			o := acc.Row(h)
-			k.scale(o, o, c)
+			k.scale(o, o, c[h])
 		}
 		k.chain(acc.Data, acc.Stride, &lat, sa[:], blockLen, acc.Rows, s)
 	}
 	return t
+}
+
+// most is the greatest value of p, by four chains that do not wait for each other.
+func most(p []float32) float32 {
+	inf := float32(math.Inf(-1))
+	m := [4]float32{inf, inf, inf, inf}
+	for ; len(p) >= 4; p = p[4:] {
+		m[0], m[1], m[2], m[3] = max(m[0], p[0]), max(m[1], p[1]), max(m[2], p[2]), max(m[3], p[3])
+	}
+	for _, v := range p {
+		m[0] = max(m[0], v)
+	}
+	return max(m[0], m[1], m[2], m[3])
 }
 
 // merge joins the segments of head j in ascending order into o and returns the sum: the

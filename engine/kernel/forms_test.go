@@ -141,7 +141,7 @@ func TestReductionFormsEqualTheDefinition(t *testing.T) {
 
 func TestKDAFormsEqualTheDefinition(t *testing.T) {
 	forEachForm(t, func(t *testing.T, p *primitives, a *arena, what string) {
-		for _, c := range []struct{ k, v, stride int }{{1, 1, 8}, {5, 8, 8}, {16, 24, 32}, {8, 33, 40}, {128, 128, 128}} {
+		for _, c := range []struct{ k, v, stride int }{{1, 1, 8}, {5, 8, 8}, {16, 24, 32}, {8, 33, 40}, {128, 128, 128}, {7, 80, 96}, {3, 48, 64}} {
 			s1, s2 := a.twins((c.k-1)*c.stride + Pad(c.v))
 			if c.stride < Pad(c.v) {
 				s1, s2 = s1[:c.k*c.stride], s2[:c.k*c.stride]
@@ -244,7 +244,7 @@ func TestGemmFormsEqualTheDefinition(t *testing.T) {
 func TestChainFormsEqualTheDefinition(t *testing.T) {
 	forEachForm(t, func(t *testing.T, p *primitives, a *arena, what string) {
 		for _, f := range formats {
-			for _, c := range []struct{ terms, cols, rows int }{{1, 1, 1}, {3, 8, 2}, {32, 40, 13}, {5, 33, 1}, {16, 64, 3}, {7, 200, 5}, {128, 512, 2}} {
+			for _, c := range []struct{ terms, cols, rows int }{{1, 1, 1}, {3, 8, 2}, {32, 40, 13}, {5, 33, 1}, {16, 64, 3}, {7, 200, 5}, {128, 512, 2}, {9, 300, 1}, {6, 72, 6}, {4, 136, 7}, {3, 130, 4}} {
 				m := a.matrix(f, c.terms, Pad(c.cols), 120, 127)
 				m.Cols = c.cols
 				x := a.floats((c.rows-1)*(c.terms+2) + c.terms)

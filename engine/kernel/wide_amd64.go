@@ -51,7 +51,7 @@ type panelTile func(w, x *float32, xs int, acc *float32, as, blocks int)
 var avx512Wide = [...]wide{
 	F32: {
 		[wideRows + 1]tile{2: tileF32Wide8x2, tileF32Wide8x3, tileF32Wide8x4, tileF32Wide8x5, tileF32Wide8x6},
-		panelOf(panelF32), 7, panelTiles,
+		panelOf(panelF32), 13, panelTiles,
 	},
 	BF16: {
 		[wideRows + 1]tile{2: tileBF16Wide8x2, tileBF16Wide8x3, tileBF16Wide8x4, tileBF16Wide8x5, tileBF16Wide8x6},

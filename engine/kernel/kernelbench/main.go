@@ -228,7 +228,7 @@ func small(buf []byte, x kernel.Mat) []row {
 		out[t] = kernel.NewMat(256, 512)
 	}
 	// Latent attention of one row and all heads.
-	const heads, latent, rope, nope, positions = 96, 512, 64, 128, 512
+	const heads, latent, rope, nope, positions = 96, 512, 64, 128, 1024
 	filled := func(rows, cols int) kernel.Mat {
 		m := kernel.NewMat(rows, cols)
 		copy(m.Data, x.Data)
@@ -297,7 +297,7 @@ func small(buf []byte, x kernel.Mat) []row {
 		{"axpy", func(d []float32) { kernel.Axpy(d, u, 1e-9) }},
 		{"dot", func(d []float32) { d[0] = kernel.Dot(u, w) }},
 	} {
-		const times = 16
+		const times = 256
 		add(fmt.Sprintf("%s of %d, %d times", e.name, len(u), times), "G/s", "", float64(times*len(u)), func(_ *kernel.Pool, t, _ int) {
 			for range times {
 				e.f(out[t].Data[:len(u)])
