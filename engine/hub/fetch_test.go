@@ -336,7 +336,7 @@ func TestTokenStaysAtTheHub(t *testing.T) {
 		said.WriteString(line)
 	}
 	h.SetFault(func(r hubtest.Request) *hubtest.Fault {
-		if r.Kind == hubtest.Resolve && r.N > 0 {
+		if r.Kind == hubtest.Resolve && r.File != "big.safetensors" {
 			return &hubtest.Fault{Status: 403}
 		}
 		return nil
@@ -676,4 +676,22 @@ func TestCancelledFetchEndsAndResumes(t *testing.T) {
 	sound(t, served, o.Dir)
 	must(t, Fetch(t.Context(), o))
 	complete(t, served, o.Dir)
+}
+
+func TestHubThatServesAnotherModelIsRefused(t *testing.T) {
+	h := hubtest.New(t, small(t))
+	o := quick(h, t.TempDir())
+	o.Inventory = &Inventory{Repo: h.Repo, Revision: h.Revision, Files: []File{{Name: "big.safetensors", Size: 300_001}, {Name: "empty"}}}
+	p, err := Preview(t.Context(), o)
+	must(t, err)
+	if want := []string{"small.json", "sub/mid.bin"}; !slices.Equal(p.Extra, want) {
+		t.Errorf("extra files are %v, want %v", p.Extra, want)
+	}
+	o.Inventory.Files[0].Size++
+	if err := Fetch(t.Context(), o); err == nil || !strings.Contains(err.Error(), "serves another model under this name") {
+		t.Errorf("error %v", err)
+	}
+	if exists(filepath.Join(o.Dir, recordName)) {
+		t.Error("a refused model was entered")
+	}
 }
