@@ -556,13 +556,6 @@ func tileF32Wide8x5(w *byte, ws int, x *float32, xs int, acc *float32, as int, g
 //go:noescape
 func tileF32Wide8x6(w *byte, ws int, x *float32, xs int, acc *float32, as int, groups int, blocks int)
 
-// tilePanelWide8x2: for 8 rows of w, widened by a panel function, and 2 rows of x (xs bytes apart):
-//
-//	acc[t][r][lane] = fma(w[r][8i+lane], x[t][8i+lane], acc[t][r][lane]), i = 0 .. 4*blocks-1
-//
-//go:noescape
-func tilePanelWide8x2(w *float32, x *float32, xs int, acc *float32, as int, blocks int)
-
 // tilePanelWide8x3: for 8 rows of w, widened by a panel function, and 3 rows of x (xs bytes apart):
 //
 //	acc[t][r][lane] = fma(w[r][8i+lane], x[t][8i+lane], acc[t][r][lane]), i = 0 .. 4*blocks-1

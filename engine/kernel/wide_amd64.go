@@ -69,7 +69,7 @@ var avx512Wide = [...]wide{
 }
 
 var panelTiles = []panelTile{
-	2: tilePanelWide8x2, tilePanelWide8x3, tilePanelWide8x4, tilePanelWide8x5, tilePanelWide8x6,
+	3: tilePanelWide8x3, tilePanelWide8x4, tilePanelWide8x5, tilePanelWide8x6,
 }
 
 // Blocks of 32 columns that are gone through for all rows of x before the next: of a
