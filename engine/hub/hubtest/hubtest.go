@@ -114,9 +114,13 @@ func New(t testing.TB, dir string) *Hub {
 	if err != nil {
 		t.Fatalf("hubtest: %v", err)
 	}
-	h.hub = httptest.NewServer(http.HandlerFunc(h.serveHub))
-	h.cdn = httptest.NewServer(http.HandlerFunc(h.serveContent))
-	h.URL, h.PlainURL = h.hub.URL, h.cdn.URL+"/plain/{path}"
+	// All is set before the first of them can be asked.
+	h.cdn = httptest.NewUnstartedServer(http.HandlerFunc(h.serveContent))
+	h.hub = httptest.NewUnstartedServer(http.HandlerFunc(h.serveHub))
+	h.URL = "http://" + h.hub.Listener.Addr().String()
+	h.PlainURL = "http://" + h.cdn.Listener.Addr().String() + "/plain/{path}"
+	h.cdn.Start()
+	h.hub.Start()
 	t.Cleanup(func() {
 		h.hub.CloseClientConnections()
 		h.cdn.CloseClientConnections()
@@ -275,7 +279,7 @@ func (h *Hub) serveHub(w http.ResponseWriter, r *http.Request) {
 	h.mu.Lock()
 	expiry := h.expiry
 	h.mu.Unlock()
-	http.Redirect(w, r, fmt.Sprintf("%s/content/%s?Signature=secret&Expires=%d", h.cdn.URL, name, expiry), http.StatusFound)
+	http.Redirect(w, r, fmt.Sprintf("http://%s/content/%s?Signature=secret&Expires=%d", h.cdn.Listener.Addr(), name, expiry), http.StatusFound)
 }
 
 func (h *Hub) list(w http.ResponseWriter, r *http.Request) {
