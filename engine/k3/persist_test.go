@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -148,6 +149,40 @@ func FuzzLoadState(f *testing.F) {
 		var again bytes.Buffer
 		if err := s.Save(&again, savedKey); err != nil || !bytes.Equal(again.Bytes(), b) {
 			t.Fatalf("what was loaded is not what is saved again: %v", err)
+		}
+	})
+}
+
+// What it costs to keep a state of K3's size: BenchmarkState/fork is done after every
+// pass of a prompt.
+func BenchmarkState(b *testing.B) {
+	text, err := os.ReadFile(filepath.Join(golden.Dir(), "real", "config.json"))
+	if err != nil {
+		b.Skip("NOT RUN: ", err)
+	}
+	c, err := checkpoint.ParseConfig(text)
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := Saved{State: NewState(c), IDs: make([]int, 1000)}
+	for l := range s.State.mla {
+		if c.MLA[l] {
+			s.State.mla[l].grow(len(s.IDs))
+		}
+	}
+	s.State.pos = len(s.IDs)
+	b.Run("fork", func(b *testing.B) {
+		b.SetBytes(s.State.Bytes())
+		for b.Loop() {
+			s.State.Fork()
+		}
+	})
+	b.Run("save", func(b *testing.B) {
+		b.SetBytes(s.State.Bytes())
+		for b.Loop() {
+			if err := s.Save(io.Discard, savedKey); err != nil {
+				b.Fatal(err)
+			}
 		}
 	})
 }

@@ -235,7 +235,7 @@ func (s *Server) decode(ctx context.Context, g *generation, session Session, res
 		// comes back. The session has been fed all but id.
 		if time.Since(kept) >= s.o.KeepEvery {
 			kept = time.Now()
-			g.kept = s.states.put(g.ids()[:session.Position()], session.Fork(), nil, g.kept)
+			g.kept = s.states.putBriefly(g.ids()[:session.Position()], session.Fork(), g.kept)
 		}
 		err := g.accept(s, id)
 		s.activity.token(s.model.Counters())

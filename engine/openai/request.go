@@ -204,6 +204,7 @@ func (r *request) render(m Model) *apiError {
 		}
 		r.prompt = ids
 	}
+	r.messages, r.system, r.text, r.options.Tools, r.options.ResponseFormat = nil, nil, nil, nil, nil // the queue holds tokens alone
 	for i, id := range r.prompt {
 		if id >= m.Info().Vocab {
 			return invalid(at("prompt", i), "token %d is not in the vocabulary: ids are 0 to %d", id, m.Info().Vocab-1)

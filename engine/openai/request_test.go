@@ -1,7 +1,6 @@
 package openai
 
 import (
-	"bytes"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -282,9 +281,6 @@ func FuzzDecode(f *testing.F) {
 		}
 		if len(r.prompt) == 0 || len(r.prompt)+r.maxNew > m.info.Context || r.maxNew < 1 {
 			t.Fatalf("admitted %d prompt tokens and %d new ones", len(r.prompt), r.maxNew)
-		}
-		if bytes.Equal(body, []byte(hello)) && len(r.messages) != 1 {
-			t.Fatal("another request")
 		}
 	})
 }

@@ -25,6 +25,14 @@ func (s *Server) read(a api, w http.ResponseWriter, r *http.Request) (*request, 
 	if e := r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
 		return nil, &apiError{status: http.StatusUnsupportedMediaType, code: "unsupported_media_type", message: "a Content-Encoding is not supported: send the body as it is"}
 	}
+	select {
+	case s.reading <- struct{}{}:
+		defer func() { <-s.reading }()
+	case <-time.After(s.o.ReadTimeout):
+		return nil, &apiError{status: http.StatusServiceUnavailable, code: "busy", message: "too many requests come in at once: try again soon", retry: time.Second}
+	case <-r.Context().Done():
+		return nil, &apiError{status: http.StatusBadRequest, code: "incomplete_body", message: "the body did not come in whole and in time: send it again"}
+	}
 	deadline := http.NewResponseController(w)
 	deadline.SetReadDeadline(time.Now().Add(s.o.ReadTimeout))
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.o.MaxBytes))

@@ -145,7 +145,12 @@ type Server struct {
 	entering sync.Mutex     // between draining and running
 	running  sync.WaitGroup // generations
 	watchers atomic.Int64   // of GET /events
+	reading  chan struct{}  // has room for the bodies that are read at a time
 }
+
+// maxReading bounds the bodies in memory: a request that waits for the engine is its
+// tokens alone.
+const maxReading = 64
 
 // New makes a server that uses m. Close ends it. The error is about Options.StateDir.
 func New(m Model, o Options) (*Server, error) {
@@ -158,6 +163,7 @@ func New(m Model, o Options) (*Server, error) {
 	s := &Server{
 		o: o, model: m, queue: queue{limit: o.Queue}, states: st, memo: newMemo(o.MemoMemory),
 		key: sha256.Sum256([]byte(o.Key)), print: "deltafin-" + hex.EncodeToString(digest[:6]), opened: time.Now(),
+		reading: make(chan struct{}, maxReading),
 	}
 	s.base, s.stop = context.WithCancelCause(context.Background())
 	s.handler = s.routes()
@@ -199,9 +205,9 @@ func (s *Server) Drain(ctx context.Context) {
 	select {
 	case <-idle:
 	case <-ctx.Done():
-		s.stop(errShutdown)
-		<-idle
 	}
+	s.stop(errShutdown) // ends what is still under way, watchers of events too
+	<-idle
 }
 
 // Close ends all generations and writes what is kept to the state directory.

@@ -616,7 +616,7 @@ func TestEventsTellWhatTheEngineDoes(t *testing.T) {
 // clients run for a moment, or for a minute with -full.
 func TestManyClientsAtOnceGetTheirOwnAnswers(t *testing.T) {
 	m := nano(t)
-	clients, during := 100, 2*time.Second
+	clients, during := 100, time.Second
 	if *full {
 		during = time.Minute
 	}

@@ -48,6 +48,7 @@ type state struct {
 	size    int64     // of the file
 	lastUse int64
 	gone    bool // no longer kept
+	brief   bool // never written to disk
 }
 
 const (
@@ -213,7 +214,17 @@ func (s *states) load(e *state) (Session, []float32, error) {
 // instead, if not nil, is an earlier state of the same generation that it makes
 // superfluous.
 func (s *states) put(ids []int, session Session, logits []float32, instead *state) *state {
-	e := &state{ids: slices.Clone(ids), session: session, logits: slices.Clone(logits)}
+	return s.keep(&state{ids: slices.Clone(ids), session: session, logits: slices.Clone(logits)}, instead)
+}
+
+// putBriefly is put for a state within an answer, which is in memory only: written once
+// a minute for hours, states would wear a drive out.
+func (s *states) putBriefly(ids []int, session Session, instead *state) *state {
+	return s.keep(&state{ids: slices.Clone(ids), session: session, brief: true}, instead)
+}
+
+func (s *states) keep(e, instead *state) *state {
+	session, logits := e.session, e.logits
 	e.bytes = session.Bytes() + 4*int64(len(logits))
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,7 +248,7 @@ func (s *states) put(ids []int, session Session, logits []float32, instead *stat
 	}
 	s.entries = append(s.entries, e)
 	s.inMemory += e.bytes
-	if s.dir != "" {
+	if s.dir != "" && !e.brief {
 		s.saved.Add(1)
 		select {
 		case s.save <- e:
@@ -318,7 +329,7 @@ func (s *states) writeOne(e *state) {
 	s.mu.Lock()
 	session, logits, gone := e.session, e.logits, e.gone
 	s.mu.Unlock()
-	if gone || session == nil || e.file != "" {
+	if gone || session == nil || e.brief || e.file != "" {
 		return
 	}
 	path := filepath.Join(s.dir, stateName(e.ids))

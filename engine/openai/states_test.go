@@ -109,7 +109,7 @@ func TestADamagedConversationIsDiscardedWithOneLine(t *testing.T) {
 
 func TestWhatIsKeptIsBounded(t *testing.T) {
 	f, dir := newFake(), t.TempDir()
-	st, err := openStates(f, dir, 5000, 4000, slog.New(slog.DiscardHandler))
+	st, err := openStates(f, dir, 5000, 1000, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,18 +117,18 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 		st.put(ids, &fakeSession{f: f, ids: ids}, nil, nil)
 		st.saved.Wait()
 		_, memory, disk, _ := st.sizes()
-		if memory > 5000 || disk > 4000 {
+		if memory > 5000 || disk > 1000 {
 			t.Errorf("after %d: %d bytes in memory, %d on disk", n, memory, disk)
 		}
 	}
-	for i := range 300 {
+	for i := range 60 {
 		put(i, 1, 2, i)
 	}
 	known := func(ids ...int) int {
 		_, n, _ := st.longest(ids)
 		return n
 	}
-	if known(1, 2, 299, 7) != 3 || known(1, 2, 298, 7) != 3 || known(1, 2, 0, 7) != 0 {
+	if known(1, 2, 59, 7) != 3 || known(1, 2, 58, 7) != 3 || known(1, 2, 0, 7) != 0 {
 		t.Error("it is not the oldest that went")
 	}
 	var size int64
@@ -142,6 +142,7 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 	if _, _, disk, _ := st.sizes(); size != disk || size == 0 {
 		t.Errorf("files of %d bytes, accounted for %d", size, disk)
 	}
+	st.putBriefly([]int{4, 4, 4}, &fakeSession{f: f, ids: []int{4, 4, 4}}, nil)
 	// One that went from memory comes back from disk, also in the next process.
 	n, _, _, _ := st.sizes()
 	st.close()
@@ -153,8 +154,11 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 	if again, memory, _, _ := st.sizes(); again == 0 || again > n || memory != 0 {
 		t.Errorf("%d conversations, %d bytes in memory after opening; %d before", again, memory, n)
 	}
-	if known(1, 2, 299, 7) != 3 {
+	if known(1, 2, 59, 7) != 3 {
 		t.Error("the newest did not come back")
+	}
+	if known(4, 4, 4, 4) != 0 {
+		t.Error("a state within an answer was written to disk")
 	}
 }
 
