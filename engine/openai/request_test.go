@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"deltafin/golden"
 )
 
 var update = flag.Bool("update", false, "write the field tables into docs/server.md")
@@ -204,7 +206,7 @@ func TestAMalformedRequestIsToldWhatIsWrong(t *testing.T) {
 		if anthropic := tt.path == "messages"; anthropic != (e.Type == "error") || anthropic == (e.Error.Code != nil) {
 			t.Errorf("%s: the error has another API's form: %s", tt.path, text)
 		}
-		if strings.Contains(text, "/work") || strings.Contains(text, ".go") {
+		if strings.Contains(text, golden.Dir()) || strings.Contains(text, ".go") {
 			t.Errorf("the error tells of the machine: %s", text)
 		}
 	}
