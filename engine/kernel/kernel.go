@@ -28,28 +28,15 @@
 // # Forms
 //
 // The definition runs everywhere. On amd64 assembly takes its place at start-up:
-// "avx2" where the processor has AVX2 and FMA, and "avx512" (F, BW, VL, DQ), which
-// is avx2 with other tiles for MXFP4, and for bf16 and int8 with one row. [Use]
-// chooses another form, for tests and measurements; the build tag noasm leaves
-// only the definition. The assembly is written by the program in gen ('go generate')
-// and compared with the definition bit for bit by forms_test.go.
+// "avx2" where the processor has AVX2 and FMA, and "avx512" where it has AVX-512 F, BW,
+// VL and DQ too. A 512-bit register carries two outputs of eight lanes, or sixteen
+// independent elements, so the order within an output stays. [Use] chooses another
+// form, for tests and measurements; the build tag noasm leaves only the definition. The
+// assembly is written by the program in gen ('go generate') and compared with the
+// definition bit for bit by forms_test.go.
 //
-// How fast they are against what the processor can do is measured by kernelbench.
-// On an EPYC of family 26 (Zen 5, two cores shared with other work), medians
-// against AVX2 read bandwidth (one row) and 256-bit FMA peak (more rows), one
-// thread / two:
-//
-//	                  avx512     avx2
-//	mxfp4, 1 row      62 / 59%   41 / 44%
-//	bf16, 1 row       93 / 100%  89 / 95%
-//	int8, 1 row       84 / 90%   73 / 81%
-//	mxfp4, 4 rows     80 / 87%   69 / 69%
-//	mxfp4, 16 rows    91 / 97%   76 / 76%
-//	mxfp4, 64 rows    89 / 91%   82 / 83%
-//	bf16, 16 rows     the same   85 / 87%
-//
-// One activation in forty being subnormal halves the speed of mxfp4 with one row
-// there (5.1 against 10.0 GB/s of packed weights with avx2); the bits are the same.
+// How fast they are against what the processor can do is measured by kernelbench;
+// docs/kernels.md has the figures, what was tried, and why the forms are as they are.
 package kernel
 
 // Lane32 is the granule of a dot product: lengths are padded to a multiple of

@@ -10502,66 +10502,6 @@ chainBF16Wide1_term:
 	VZEROUPPER
 	RET
 
-// func chainF32Wide1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
-// Requires: AVX, AVX512F
-TEXT ·chainF32Wide1(SB), NOSPLIT, $0-64
-	MOVQ y+0(FP), AX
-	MOVQ ys+8(FP), CX
-	MOVQ xs+40(FP), CX
-	MOVQ w+16(FP), DX
-	MOVQ ws+24(FP), BX
-	MOVQ groups+56(FP), R8
-
-chainF32Wide1_group:
-	VMOVUPS (AX), Z0
-	VMOVUPS 64(AX), Z1
-	VMOVUPS 128(AX), Z2
-	VMOVUPS 192(AX), Z3
-	VMOVUPS 256(AX), Z4
-	VMOVUPS 320(AX), Z5
-	VMOVUPS 384(AX), Z6
-	VMOVUPS 448(AX), Z7
-	MOVQ    DX, SI
-	MOVQ    x+32(FP), CX
-	MOVQ    terms+48(FP), DI
-
-chainF32Wide1_term:
-	VMOVUPS      (SI), Z8
-	VMOVUPS      64(SI), Z9
-	VMOVUPS      128(SI), Z10
-	VMOVUPS      192(SI), Z11
-	VMOVUPS      256(SI), Z12
-	VMOVUPS      320(SI), Z13
-	VMOVUPS      384(SI), Z14
-	VMOVUPS      448(SI), Z15
-	VBROADCASTSS (CX), Z16
-	VFMADD231PS  Z16, Z8, Z0
-	VFMADD231PS  Z16, Z9, Z1
-	VFMADD231PS  Z16, Z10, Z2
-	VFMADD231PS  Z16, Z11, Z3
-	VFMADD231PS  Z16, Z12, Z4
-	VFMADD231PS  Z16, Z13, Z5
-	VFMADD231PS  Z16, Z14, Z6
-	VFMADD231PS  Z16, Z15, Z7
-	ADDQ         BX, SI
-	ADDQ         $0x04, CX
-	DECQ         DI
-	JNZ          chainF32Wide1_term
-	VMOVUPS      Z0, (AX)
-	VMOVUPS      Z1, 64(AX)
-	VMOVUPS      Z2, 128(AX)
-	VMOVUPS      Z3, 192(AX)
-	VMOVUPS      Z4, 256(AX)
-	VMOVUPS      Z5, 320(AX)
-	VMOVUPS      Z6, 384(AX)
-	VMOVUPS      Z7, 448(AX)
-	ADDQ         $+512, DX
-	ADDQ         $+512, AX
-	DECQ         R8
-	JNZ          chainF32Wide1_group
-	VZEROUPPER
-	RET
-
 // func chainBF16Wide2(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
 // Requires: AVX, AVX512F
 TEXT ·chainBF16Wide2(SB), NOSPLIT, $0-64

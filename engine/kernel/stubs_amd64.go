@@ -604,11 +604,6 @@ func panelF32(dst *float32, w *byte, ws int, blocks int, ahead int)
 //go:noescape
 func chainBF16Wide1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
 
-// chainF32Wide1: for groups of 128 columns and 1 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
-//
-//go:noescape
-func chainF32Wide1(y *float32, ys int, w *byte, ws int, x *float32, xs int, terms int, groups int)
-
 // chainBF16Wide2: for groups of 64 columns and 2 rows: y[r][c] = fma(x[r][j], w[j][c], y[r][c]), j ascending.
 //
 //go:noescape

@@ -121,18 +121,19 @@ func kdaAVX512(s []float32, stride int, decay, k, q, v []float32, beta float32, 
 
 // wideChains take wideColumns of as many rows of y as their index, by format.
 var wideChains = [...][wideRows + 1]chainTile{
-	F32:  {1: chainF32Wide1, chainF32Wide2, chainF32Wide3, chainF32Wide4, chainF32Wide5, chainF32Wide6},
+	F32:  {2: chainF32Wide2, chainF32Wide3, chainF32Wide4, chainF32Wide5, chainF32Wide6},
 	BF16: {1: chainBF16Wide1, chainBF16Wide2, chainBF16Wide3, chainBF16Wide4, chainBF16Wide5, chainBF16Wide6},
 }
 
-// chainAVX512 does whole groups of columns and leaves the rest to AVX2.
+// chainAVX512 does whole groups of columns and leaves the rest to AVX2, and one row of
+// f32, which waits for its loads.
 func chainAVX512(y []float32, ys int, w *Matrix, x []float32, xs, rows int, s *Scratch) {
 	columns := 64
 	if rows == 1 {
 		columns = 128
 	}
 	whole := w.Cols / columns * columns
-	if rows == 0 || w.Rows == 0 || whole == 0 || w.Format == Int8 || w.Format == MXFP4 {
+	if rows == 0 || w.Rows == 0 || whole == 0 || w.Format == Int8 || w.Format == MXFP4 || w.Format == F32 && rows == 1 {
 		chainAVX2(y, ys, w, x, xs, rows, s)
 		return
 	}
