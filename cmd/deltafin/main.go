@@ -18,6 +18,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"deltafin/engine"
+	"deltafin/engine/hub"
 	"deltafin/engine/kernel"
 	"deltafin/engine/synth"
 )
@@ -56,7 +57,10 @@ type streams struct {
 
 type cli struct {
 	Run      runCmd           `cmd:"" help:"Generate text from a prompt."`
+	Serve    serveCmd         `cmd:"" help:"Answer OpenAI and Anthropic clients over HTTP."`
 	Tokens   tokensCmd        `cmd:"" help:"Encode text to token ids, or decode ids to text."`
+	Fetch    fetchCmd         `cmd:"" help:"Download the model, resumable and verified."`
+	Verify   verifyCmd        `cmd:"" help:"Check a downloaded model, and repair it."`
 	Pack     packCmd          `cmd:"" help:"Pack weights for faster streaming."`
 	Place    placeCmd         `cmd:"" help:"Put copies of experts on further drives."`
 	Plan     planCmd          `cmd:"" help:"Say what a model would do on this machine."`
@@ -98,7 +102,7 @@ func run(ctx context.Context, args []string, std streams) error {
 	parser, err := kong.New(&c,
 		kong.Name("deltafin"),
 		kong.Description("Runs the complete Kimi K3 model, the same bits everywhere."+exitCodes),
-		kong.Vars{"version": version(), "rows": strconv.Itoa(engine.DefaultPassRows), "presets": strings.Join(synth.Presets(), ",")},
+		kong.Vars{"version": version(), "rows": strconv.Itoa(engine.DefaultPassRows), "presets": strings.Join(synth.Presets(), ","), "hub": hub.DefaultHub, "repo": hub.DefaultRepo},
 		kong.Writers(std.out, std.err),
 		kong.Exit(func(int) { exited = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),

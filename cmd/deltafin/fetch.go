@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/term"
+
+	"deltafin/engine/hub"
+)
+
+// hubFlags say where a model comes from.
+type hubFlags struct {
+	Source      []string `placeholder:"URL" help:"Address of a hub, or of a mirror; the next serves while one fails. Default: ${hub}."`
+	Repo        string   `default:"${repo}" placeholder:"NAME" help:"Model on the hub. Default: ${repo}."`
+	Revision    string   `placeholder:"ID" help:"Commit to fetch. Default: the pinned one."`
+	Connections int      `default:"8" placeholder:"N" help:"Requests at a time. Default: 8."`
+	Limit       string   `placeholder:"SIZE" help:"Most bytes per second, such as 50MB."`
+}
+
+func (f *hubFlags) options(std streams) (hub.Options, error) {
+	limit, err := parseSize("--limit", f.Limit)
+	if err != nil {
+		return hub.Options{}, err
+	}
+	return hub.Options{
+		Sources: f.Source, Repo: f.Repo, Revision: f.Revision, Connections: f.Connections, BytesPerSecond: float64(limit),
+		Token: os.Getenv("HF_TOKEN"), Log: func(line string) { fmt.Fprintln(std.err, "deltafin:", line) },
+	}, nil
+}
+
+type fetchCmd struct {
+	Dir    string   `arg:"" type:"path" help:"Directory for the model."`
+	Full   bool     `required:"" help:"Fetch all files of the model (1.56 TB for Kimi K3)."`
+	Spread []string `placeholder:"DIR[=WEIGHT]" help:"Drive that takes a share of the files; may be repeated. The model's directory then holds links."`
+	Yes    bool     `short:"y" help:"Do not ask before the first byte."`
+	DryRun bool     `help:"Only say what would be fetched and where it would go."`
+	hubFlags
+}
+
+// Help is shown below the flags.
+func (*fetchCmd) Help() string {
+	return "Every file appears under its name only when all of it has arrived and its SHA-256 is right. Whatever ends a fetch, the same command goes on where it stopped. HF_TOKEN is sent to the hub only, and never printed." + exitCodes
+}
+
+// Run fetches.
+func (c *fetchCmd) Run(ctx context.Context, std streams) error {
+	o, err := c.options(std)
+	if err != nil {
+		return err
+	}
+	o.Dir = c.Dir
+	for _, s := range c.Spread {
+		dir, weight, given := strings.Cut(s, "=")
+		t := hub.Target{Dir: dir, Weight: 1}
+		if given {
+			if t.Weight, err = strconv.ParseFloat(weight, 64); err != nil || t.Weight <= 0 {
+				return usage("--spread %q: %q is not a weight", s, weight)
+			}
+		}
+		o.Spread = append(o.Spread, t)
+	}
+	if c.DryRun {
+		p, err := hub.Preview(ctx, o)
+		if err != nil {
+			return spaceError(err)
+		}
+		c.describe(std, p)
+		return nil
+	}
+	o.Confirm = func(p *hub.Plan) error {
+		c.describe(std, p)
+		return c.confirm(std, p)
+	}
+	bar := newProgress(std.err, "fetched", true)
+	o.Progress = func(p hub.Progress) { bar.update(p.Done, p.Total) }
+	err = hub.Fetch(ctx, o)
+	bar.done()
+	if err != nil {
+		return spaceError(err)
+	}
+	fmt.Fprintf(std.out, "%s: complete and verified\n", c.Dir)
+	return nil
+}
+
+func (c *fetchCmd) describe(std streams, p *hub.Plan) {
+	gb := func(n int64) float64 { return float64(n) / 1e9 }
+	fmt.Fprintf(std.err, "%s at %.12s: %d files, %.2f GB; here already %.2f, to be checked %.2f, unfinished %.2f, to be fetched %.2f GB\n",
+		p.Repo, p.Revision, p.Files, gb(p.Bytes), gb(p.Have), gb(p.Check), gb(p.Arrived), gb(p.Need))
+	for _, d := range p.Drives {
+		fmt.Fprintf(std.err, "  %s: %d files, %.2f GB to write, %.2f GB free\n", d.Dir, d.Files, gb(d.Need), gb(d.Free))
+	}
+}
+
+// confirm asks on a terminal; elsewhere --yes is needed for more than a gigabyte.
+func (c *fetchCmd) confirm(std streams, p *hub.Plan) error {
+	if c.Yes || p.Need < 1e9 {
+		return nil
+	}
+	f, ok := std.in.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return usage("%.2f GB would be fetched: give --yes to agree", float64(p.Need)/1e9)
+	}
+	fmt.Fprint(std.err, "Fetch? [y/N] ")
+	line, err := bufio.NewReader(f).ReadString('\n')
+	if err != nil || !strings.EqualFold(strings.TrimSpace(line), "y") {
+		return usage("nothing was fetched")
+	}
+	return nil
+}
+
+type verifyCmd struct {
+	Dir    string `arg:"" type:"path" help:"Directory that 'deltafin fetch' filled."`
+	Deep   bool   `help:"Read every byte and compare digests; an interrupted run goes on where it stopped."`
+	Sample string `placeholder:"1/N" help:"Read one chunk in so many, chosen at random."`
+	Repair bool   `help:"Fetch what is bad or missing."`
+	JSON   bool   `name:"json" help:"Print one JSON object."`
+	hubFlags
+}
+
+// Help is shown below the flags.
+func (*verifyCmd) Help() string {
+	return "Without --deep or --sample it looks at names, sizes and structure, which takes seconds." + exitCodes
+}
+
+// Run looks.
+func (c *verifyCmd) Run(ctx context.Context, std streams) error {
+	v := hub.VerifyOptions{Deep: c.Deep, Log: func(line string) { fmt.Fprintln(std.err, "deltafin:", line) }}
+	if c.Sample != "" {
+		n, err := strconv.Atoi(strings.TrimPrefix(c.Sample, "1/"))
+		if err != nil || n < 1 {
+			return usage("--sample %q: write 1/64 for one chunk in 64", c.Sample)
+		}
+		v.Sample = n
+	}
+	if c.Repair {
+		o, err := c.options(std)
+		if err != nil {
+			return err
+		}
+		v.Repair = &o
+	}
+	bar := newProgress(std.err, "verified", true)
+	v.Progress = func(p hub.Progress) { bar.update(p.Done, p.Total) }
+	r, err := hub.Verify(ctx, c.Dir, v)
+	bar.done()
+	if err != nil {
+		return spaceError(err)
+	}
+	if c.JSON {
+		err = json.NewEncoder(std.out).Encode(r)
+	} else {
+		for _, d := range r.Repaired {
+			fmt.Fprintf(std.out, "repaired %s\n", d)
+		}
+		for _, d := range r.Bad {
+			fmt.Fprintln(std.out, d)
+		}
+		_, err = fmt.Fprintf(std.out, "%s: %d files, %.2f GB, %.2f GB read; %d faults left, %d repaired\n", c.Dir, r.Files, float64(r.Bytes)/1e9, float64(r.Read+r.Resumed)/1e9, len(r.Bad), len(r.Repaired))
+	}
+	if err == nil && !r.OK() {
+		err = failure{exitModel, errors.New("the model is damaged: run 'deltafin verify --repair'")}
+	}
+	return err
+}
