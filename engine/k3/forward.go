@@ -29,7 +29,8 @@ func (m *Model) Forward(ctx context.Context, st *State, ids []int, pass Pass) (l
 	if err := m.admit(st, ids); err != nil {
 		return kernel.Mat{}, err
 	}
-	m.arena.reset()
+	logitRows := max(pass.Logits, 1)
+	m.arena.reset(int(PassBytes(c, len(ids), 1)/4) + (logitRows-1)*kernel.Pad(c.Vocab))
 	last := time.Now()
 	d := m.depth(len(ids))
 	if err := m.Spine.Embed(ctx, d.stream(), ids); err != nil {

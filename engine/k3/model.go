@@ -166,10 +166,12 @@ type arena struct {
 	need int
 }
 
-// reset frees everything; the buffer has then grown to what the last pass used.
-func (a *arena) reset() {
-	if a.need > len(a.buf) {
-		a.buf = kernel.Floats(a.need)
+// reset frees everything and makes room for n floats. What a pass takes beyond them is
+// allocated apart, and forgotten.
+func (a *arena) reset(n int) {
+	if n > len(a.buf) {
+		a.buf = nil // before the new one is there
+		a.buf = kernel.Floats(n)
 	}
 	a.used, a.need = 0, 0
 }

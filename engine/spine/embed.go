@@ -3,6 +3,7 @@ package spine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -14,12 +15,13 @@ import (
 )
 
 const (
-	embedCache   = 8 << 20 // bytes of rows that are kept
+	embedCache   = 8 << 20  // bytes of rows that are kept
+	embedRun     = 64 << 10 // rows this close together are one read
 	embedReaders = 16
 )
 
 func embedMemory(c *checkpoint.Config) int64 {
-	return embedCache + embedReaders*footprint(2*int64(c.Hidden))
+	return embedCache + embedReaders*footprint(max(embedRun, 2*int64(c.Hidden)))
 }
 
 // rows reads rows of the embedding table and keeps the latest. One fetch at a time.
@@ -60,27 +62,35 @@ func (r *rows) fetch(ctx context.Context, dst kernel.Mat, ids []int) (read int64
 	if len(missing) == 0 {
 		return 0, ctx.Err()
 	}
+	runs := r.runs(missing)
 	var next atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
-	for range min(embedReaders, len(missing)) {
+	for range min(embedReaders, len(runs)) {
 		g.Go(func() error {
 			b, err := r.buffer()
 			if err != nil {
 				return err
 			}
 			defer r.free(b)
-			for i := next.Add(1) - 1; i < int64(len(missing)); i = next.Add(1) - 1 {
-				id := missing[i]
-				err := r.drives.Read(ctx, drive.Read{File: r.file, Offset: r.table.off + int64(id)*r.n, Bytes: r.n, Into: b})
+			for i := next.Add(1) - 1; i < int64(len(runs)); i = next.Add(1) - 1 {
+				run := runs[i]
+				first, last := int64(run[0]), int64(run[len(run)-1])
+				n := (last - first + 1) * r.n
+				err := r.drives.Read(ctx, drive.Read{File: r.file, Offset: r.table.off + first*r.n, Bytes: n, Into: b})
 				if err != nil {
-					return fmt.Errorf("the embedding of token %d: %w", id, err)
+					return fmt.Errorf("the embedding of token %d: %w", first, err)
 				}
 				r.mu.Lock()
-				read += r.n
-				r.keep(id, b.Bytes())
+				read += n
 				r.mu.Unlock()
-				for _, u := range users[id] {
-					widen(dst.Row(u)[:dst.Cols], b.Bytes(), checkpoint.BF16)
+				for _, id := range run {
+					row := b.Bytes()[(int64(id)-first)*r.n:][:r.n]
+					r.mu.Lock()
+					r.keep(id, row)
+					r.mu.Unlock()
+					for _, u := range users[id] {
+						widen(dst.Row(u)[:dst.Cols], row, checkpoint.BF16)
+					}
 				}
 			}
 			return nil
@@ -88,6 +98,21 @@ func (r *rows) fetch(ctx context.Context, dst kernel.Mat, ids []int) (read int64
 	}
 	err = g.Wait()
 	return read, err
+}
+
+// runs sorts ids and cuts them where the rows from the first to the last would be more
+// than one read should fetch.
+func (r *rows) runs(ids []int) (runs [][]int) {
+	slices.Sort(ids)
+	for lo := 0; lo < len(ids); {
+		hi := lo + 1
+		for hi < len(ids) && int64(ids[hi]-ids[lo]+1)*r.n <= embedRun {
+			hi++
+		}
+		runs = append(runs, ids[lo:hi])
+		lo = hi
+	}
+	return runs
 }
 
 // keep puts a row into the cache, in the place of the oldest if it is full.
@@ -115,7 +140,7 @@ func (r *rows) buffer() (*drive.Buffer, error) {
 		r.bufs = r.bufs[:n-1]
 		return b, nil
 	}
-	return drive.NewBuffer(r.n)
+	return drive.NewBuffer(max(embedRun, r.n))
 }
 
 func (r *rows) free(b *drive.Buffer) {
