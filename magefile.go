@@ -138,6 +138,17 @@ func Fuzz() error {
 	})
 }
 
+// Sdk runs the official OpenAI and Anthropic SDKs against the server: a module of its
+// own, slow to build. The npm packages are installed if npm is there.
+func Sdk() error {
+	if _, err := exec.LookPath("npm"); err == nil {
+		if err := sh(nil, "npm", "ci", "--silent", "--prefix", "engine/openai/sdktest/js"); err != nil {
+			return err
+		}
+	}
+	return sh(nil, "go", "test", "-C", "engine/openai/sdktest", "-count=1", "./...")
+}
+
 // Cross builds and vets for every supported system and processor.
 func Cross() error {
 	for _, system := range []string{"linux", "darwin", "windows"} {
