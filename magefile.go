@@ -43,7 +43,7 @@ func Noasm() error {
 }
 
 // Scenarios runs the command's scenarios in testscripts.
-func Scenarios() error { return sh(nil, "go", "test", "-count=1", "./testscripts") }
+func Scenarios() error { return sh(nil, "go", "test", "./testscripts") }
 
 // Parity runs the golden prompts in every way that must not matter and demands
 // one hash for each.

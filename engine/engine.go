@@ -45,8 +45,8 @@ import (
 	"deltafin/engine/spine"
 )
 
-// assembly chooses between the two forms of every kernel.
-var assembly = opt.New("assembly", "use the processor's vector kernels instead of the portable definition", func(on bool) {
+// The switch of all kernels: the best form that the processor has, or the definition.
+var _ = opt.New("assembly", "use the processor's vector kernels instead of the portable definition", func(on bool) {
 	names := kernel.Implementations()
 	name := names[len(names)-1]
 	if !on {
