@@ -55,7 +55,7 @@ func NewModel(e *engine.Engine, tok *tokenizer.Tokenizer, passRows int) (Model, 
 	if passRows <= 0 {
 		passRows = engine.DefaultPassRows
 	}
-	return &engineModel{e, tok, passRows, digest}, nil
+	return &engineModel{e, tok, passRows, digest, e.CountRoutes()}, nil
 }
 
 type engineModel struct {
@@ -63,6 +63,7 @@ type engineModel struct {
 	tok      *tokenizer.Tokenizer
 	passRows int
 	digest   [32]byte
+	counts   *engine.Routes
 }
 
 func (m *engineModel) Info() Info {
@@ -75,6 +76,29 @@ func (m *engineModel) Info() Info {
 func (m *engineModel) Tokenizer() *tokenizer.Tokenizer { return m.tok }
 func (m *engineModel) NewSession() Session             { return &engineSession{m.e.NewSession(), m} }
 func (m *engineModel) Counters() prefill.Counters      { return m.e.Model().Counters() }
+
+// Machine is for GET /events; see [Watched].
+func (m *engineModel) Machine() Machine {
+	c, st := m.e.Config(), m.e.Storage()
+	now := Machine{
+		Layer: m.counts.Layer(), Experts: (c.Layers - c.FirstDense) * c.Experts,
+		ResidentExperts: st.Experts.ResidentExperts, ResidentBytes: st.Experts.ResidentBytes, Limit: m.e.Ledger().Limit,
+	}
+	for _, d := range m.e.Drives() {
+		now.Drives = append(now.Drives, Drive{Name: d.Name, Bytes: d.Bytes, Failed: d.Failed})
+	}
+	for _, p := range st.Spine.Pieces {
+		if p.Resident {
+			now.DenseResident += p.Bytes
+		} else {
+			now.DenseStreamed += p.Bytes
+		}
+	}
+	return now
+}
+
+// Heat is for GET /events; see [Watched].
+func (m *engineModel) Heat() Heat { return newHeat(m.counts.Counts()) }
 
 func (m *engineModel) LoadSession(r io.Reader, size int64) (Session, []int, []float32, error) {
 	s, ids, logits, err := m.e.LoadSession(r, size, m.digest)

@@ -283,18 +283,13 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	c := &connection{w: w, rc: http.NewResponseController(w), timeout: s.o.WriteTimeout, stream: true}
 	every := time.NewTicker(s.o.EventEvery)
 	defer every.Stop()
-	var last Snapshot
-	silent := time.Duration(0)
-	for first := true; ; first = false {
-		now := s.activity.snapshot(s.queue.length())
+	v := newWatch(s)
+	for silent := time.Duration(0); ; {
 		var out bytes.Buffer
-		switch silent += s.o.EventEvery; {
-		case first || now != last:
-			fmt.Fprintf(&out, "data: %s\n\n", encode(now))
-		case silent >= s.o.Tick:
+		v.news(&out)
+		if silent += s.o.EventEvery; out.Len() == 0 && silent >= s.o.Tick {
 			out.WriteString(": nothing new\n")
 		}
-		last = now
 		if out.Len() > 0 {
 			silent = 0
 			if c.send(&out) != nil {

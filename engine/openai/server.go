@@ -69,7 +69,6 @@ type Options struct {
 	Drain        time.Duration // how long requests may go on after the end was asked for; default 30 s
 	EventEvery   time.Duration // between the snapshots of GET /events; default 500 ms
 
-	Page   http.Handler   // serves GET /; default a line of text
 	Log    *slog.Logger   // default slog.Default()
 	Listen func(net.Addr) // told the address once it is listened at
 }
@@ -220,7 +219,7 @@ func (s *Server) Close() {
 
 // Serve listens, opens the model, and serves until ctx ends; then it drains and
 // returns nil. While the model opens, which takes minutes for a large one, /healthz
-// says that the process lives and everything else to come again.
+// says that the process lives, the page waits, and everything else says to come again.
 //
 // Errors of opening are returned as they are; others are about the options
 // ([ErrOptions]) or the network.
@@ -331,14 +330,8 @@ type route struct {
 }
 
 func (s *Server) routes() http.Handler {
-	page := s.o.Page
-	if page == nil {
-		page = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			fmt.Fprintln(w, "deltafin serves", s.o.ModelID+": see /v1/models")
-		})
-	}
 	mux := http.NewServeMux()
-	table := []route{
+	table := append(pageRoutes(), []route{
 		{"POST", "/v1/chat/completions", false, chatAPI, s.answer(chatAPI)},
 		{"POST", "/v1/completions", false, completionsAPI, s.answer(completionsAPI)},
 		{"POST", "/v1/messages", false, messagesAPI, s.answer(messagesAPI)},
@@ -349,8 +342,7 @@ func (s *Server) routes() http.Handler {
 		{"GET", "/metrics", false, chatAPI, s.serveMetrics},
 		{"GET", "/healthz", true, chatAPI, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }},
 		{"GET", "/readyz", true, chatAPI, s.ready},
-		{"GET", "/{$}", true, chatAPI, page.ServeHTTP},
-	}
+	}...)
 	for _, rt := range table {
 		mux.Handle(rt.method+" "+rt.path, s.guard(rt))
 		mux.Handle(rt.path, s.count(rt.path, func(w http.ResponseWriter, r *http.Request) {
@@ -422,6 +414,9 @@ func (s *Server) stopping() *apiError {
 func notReady() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	for _, rt := range pageRoutes() { // it waits for the model by itself
+		mux.HandleFunc(rt.method+" "+rt.path, rt.handle)
+	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		a := chatAPI
 		if strings.HasPrefix(r.URL.Path, "/v1/messages") {
