@@ -2,7 +2,9 @@ package expert
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"flag"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -16,6 +18,18 @@ import (
 	"deltafin/engine/k3"
 	"deltafin/engine/synth"
 )
+
+var record = flag.String("record", "", "write the rows of the drive ladder as JSON to this `file`")
+
+// ladderRow is one layout of copies of a layer's experts over drives.
+type ladderRow struct {
+	Layout     string    `json:"layout"`
+	Rates      []float64 `json:"drive_bytes_per_second"` // one per drive
+	Bytes      int64     `json:"bytes"`                  // of the layer's experts
+	Model      float64   `json:"model_seconds"`          // Bytes over the sum of Rates
+	Balanced   float64   `json:"balanced_over_model"`
+	Unbalanced float64   `json:"unbalanced_over_model"`
+}
 
 // rungs are the rates of the drives of a ladder, in bytes per second.
 var rungs = []float64{120e6, 80e6, 60e6, 40e6}
@@ -105,6 +119,7 @@ func TestDriveLadder(t *testing.T) {
 	ck := ladderCheckpoint(t, 1)
 	dirs := twins(t, ck, len(rungs)-1)
 	all := upTo(64)
+	var rows []ladderRow
 	check := func(name string, dirs []string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := ladder(t, ck, dirs)
@@ -117,6 +132,7 @@ func TestDriveLadder(t *testing.T) {
 			balanceHomes.Set(false)
 			off := timed(t, s, all).Seconds() / model
 			balanceHomes.Set(true)
+			rows = append(rows, ladderRow{name, rungs[:n], int64(len(all)) * int64(s.n), model, on, off})
 			t.Logf("%-22s %d drives: %.3f of the model's %.0f ms; without the balancer %.3f", name, n, on, model*1e3, off)
 			if on > 1.10 || on < 0.99 {
 				t.Errorf("%s, %d drives: %.3f times the model's time", name, n, on)
@@ -143,6 +159,16 @@ func TestDriveLadder(t *testing.T) {
 		partial = append(partial, d.Dir)
 	}
 	check("proportional placement", partial)
+
+	if *record != "" && !t.Failed() {
+		text, err := json.MarshalIndent(rows, "", " ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(*record, append(text, '\n'), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // TestWhatSplittingIsWorth reads small unions, as decode has them, with and without
