@@ -62,7 +62,8 @@ var _ = opt.New("assembly", "use the processor's vector kernels instead of the p
 type Options struct {
 	Threads  int   // workers; 0 means one per processor
 	Memory   int64 // ceiling in bytes; 0 means three quarters of what the machine has available
-	Context  int   // tokens of a session that memory is reserved for; 0 means 4096 or the model's limit
+	Context  int   // most tokens of a session, which memory is reserved for; 0 means 4096, or the model's limit
+	Reserve  int64 // bytes of Memory that the caller uses itself
 	PassRows int   // most rows of a pass; 0 means DefaultPassRows, or fewer if memory is short
 
 	ExpertDirs   []string // further directories that hold copies of experts
@@ -163,7 +164,8 @@ func (e *Engine) Ledger() Ledger { return e.ledger }
 // weights packed in eight bits.
 func (e *Engine) Exact() bool { return e.spine.Exact() }
 
-// Model is the model itself, for tests that look inside a pass.
+// Model is the model itself: its counters and times, and, for tests, what happens inside
+// a pass.
 func (e *Engine) Model() *k3.Model { return &e.model }
 
 // Storage is the account of the engine's reads since it was opened.

@@ -104,8 +104,7 @@ func rate(n int, seconds float64) float64 {
 }
 
 // Generate feeds the prompt and then, token by token, what the model finds most
-// likely (the lowest id among equals). The model's own choice is the only one there
-// is: a draft, if one runs, can only make it come sooner.
+// likely (the lowest id among equals).
 func (s *Session) Generate(ctx context.Context, r Request) (Result, error) {
 	m := &s.engine.model
 	counters, times, began := m.Counters(), m.Times(), time.Now()
@@ -147,7 +146,7 @@ func (s *Session) Generate(ctx context.Context, r Request) (Result, error) {
 				return finish(fmt.Errorf("token %d: %w", id, err))
 			}
 		}
-		if len(res.IDs) == r.MaxNew || s.Position() == s.engine.Config().MaxPositions {
+		if len(res.IDs) == r.MaxNew || s.Position() == s.engine.ledger.Context {
 			break
 		}
 		if logits, err = s.Feed(ctx, []int{id}, nil); err != nil {

@@ -25,6 +25,7 @@ type Ledger struct {
 	Slots    int64 `json:"slots"`    // experts on their way
 	Spine    int64 `json:"spine"`    // dense weights: resident ones, and the ring that streams the others
 	Resident int64 `json:"resident"` // experts that stay
+	Reserved int64 `json:"reserved"` // for the caller: a server's kept conversations
 
 	PassRows int `json:"pass_rows"`
 	Context  int `json:"context"`
@@ -43,7 +44,11 @@ func (l Ledger) String() string {
 		{"expert slots", l.Slots},
 		{"dense weights", l.Spine},
 		{"resident experts", l.Resident},
+		{"kept conversations", l.Reserved},
 	} {
+		if e.bytes == 0 {
+			continue
+		}
 		fmt.Fprintf(&b, "%s %.2f, ", e.name, float64(e.bytes)/1e9)
 	}
 	fmt.Fprintf(&b, "of %.2f GB", float64(l.Limit)/1e9)
@@ -68,7 +73,7 @@ const (
 // slots enough for a token's experts, to rows of a pass, to dense weights, to experts.
 func layout(ck *checkpoint.Checkpoint, o Options) (Ledger, spine.Options, expert.Options, error) {
 	c := ck.Config()
-	l := Ledger{Limit: o.Memory, Runtime: runtimeBytes, Context: o.Context}
+	l := Ledger{Limit: o.Memory, Runtime: runtimeBytes, Context: min(o.Context, c.MaxPositions), Reserved: o.Reserve}
 	if l.Limit <= 0 {
 		l.Limit = AvailableMemory() / 4 * 3
 	}
@@ -97,7 +102,7 @@ func layout(ck *checkpoint.Checkpoint, o Options) (Ledger, spine.Options, expert
 		return fail(err)
 	}
 	floor = min(floor, full)
-	left := l.Limit - l.Runtime - l.State - l.Pass - l.Slots - floor
+	left := l.Limit - l.Reserved - l.Runtime - l.State - l.Pass - l.Slots - floor
 	if left < 0 {
 		return fail(fmt.Errorf("%s: %w: it needs %.2f GB with a context of %d tokens, and %.2f GB may be used: free some, or lower the context", ck.Dir(), ErrMemory,
 			float64(l.Limit-left)/1e9, l.Context, float64(l.Limit)/1e9))

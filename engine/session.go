@@ -37,8 +37,8 @@ func (s *Session) Feed(ctx context.Context, ids []int, progress func(done, of in
 		return nil, errors.New("nothing to feed: the prompt has no tokens")
 	}
 	layers := s.engine.Config().Layers
-	if room := s.engine.Config().MaxPositions - s.Position(); len(ids) > room {
-		return nil, fmt.Errorf("%d tokens do not fit: the context has room for %d more of %d", len(ids), room, s.engine.Config().MaxPositions)
+	if room := s.engine.ledger.Context - s.Position(); len(ids) > room {
+		return nil, fmt.Errorf("%d tokens do not fit: the context has room for %d more of %d", len(ids), room, s.engine.ledger.Context)
 	}
 	var logits []float32
 	for i, n := range chunks {

@@ -22,6 +22,9 @@ type modelFlag struct {
 	Model string `placeholder:"DIR" type:"path" help:"Checkpoint directory in the released layout. Default: K3-nano, the built-in miniature."`
 }
 
+// miniatureRemark is printed whenever the built-in model runs.
+const miniatureRemark = "deltafin: running K3-nano, the built-in miniature, which knows little; for the full Kimi K3 run 'deltafin fetch --full DIR' and give --model DIR"
+
 // miniature tells whether the built-in model is meant.
 func (f *modelFlag) miniature() bool { return f.Model == "" }
 
@@ -55,7 +58,7 @@ type engineFlags struct {
 	Threads int      `placeholder:"N" help:"Worker threads. Default: one per processor. Changes speed only."`
 	Rows    int      `placeholder:"N" help:"Most tokens to compute in one pass. Default: ${rows}, or what the memory allows. Changes speed and memory only."`
 	Memory  string   `placeholder:"SIZE" help:"Ceiling of memory, such as 12GB. Default: three quarters of what is available. Changes speed only."`
-	Context int      `placeholder:"N" help:"Tokens of prompt and text to reserve memory for. Default: 4096, or the prompt and --max-new."`
+	Context int      `placeholder:"N" help:"Most tokens of prompt and text together; memory is reserved for them. Default: 4096, or more if the request asks for more."`
 	Experts []string `placeholder:"DIR" type:"path" help:"Further directory with copies of experts ('deltafin place'); may be repeated. Changes speed only."`
 	Spine   string   `placeholder:"FILE" type:"path" help:"Packed dense weights ('deltafin pack spine')."`
 	Heat    string   `placeholder:"FILE" type:"path" help:"File that counts how often each expert is used, updated by the run."`
@@ -78,25 +81,22 @@ func (f *engineFlags) apply() error {
 
 // open opens the model; tokens is how many the run may come to. The caller calls close
 // when it is done with the engine.
-func (f *engineFlags) open(ctx context.Context, std streams, dir string, tokens int) (e *engine.Engine, close func() error, err error) {
+func (f *engineFlags) open(ctx context.Context, std streams, dir string, tokens int, reserve int64) (e *engine.Engine, close func() error, err error) {
 	memory, err := parseSize("--memory", f.Memory)
 	if err != nil {
 		return nil, nil, err
 	}
 	o := engine.Options{
 		Threads: f.Threads, PassRows: f.Rows, Memory: memory, Context: f.Context,
-		ExpertDirs: f.Experts, SpinePack: f.Spine, Heat: f.Heat,
+		ExpertDirs: f.Experts, SpinePack: f.Spine, Heat: f.Heat, Reserve: reserve,
 		Warn: func(line string) { fmt.Fprintln(std.err, "deltafin:", line) },
 	}
 	if o.Context == 0 {
 		o.Context = max(4096, tokens)
 	}
-	var trace *os.File
+	var trace lateFile
 	if f.Trace != "" {
-		if trace, err = os.Create(f.Trace); err != nil {
-			return nil, nil, usage("--trace: %w", err)
-		}
-		o.Trace = trace
+		trace.path, o.Trace = f.Trace, &trace
 	}
 	e, err = engine.Open(ctx, dir, o)
 	if err != nil {
@@ -104,17 +104,37 @@ func (f *engineFlags) open(ctx context.Context, std streams, dir string, tokens 
 	}
 	// Garbage may fill what the ledger leaves to the Go heap, no more.
 	l := e.Ledger()
-	debug.SetMemoryLimit(l.Runtime + l.State + l.Pass)
+	debug.SetMemoryLimit(l.Runtime + l.State + l.Pass + l.Reserved)
 	if !e.Exact() {
 		fmt.Fprintln(std.err, "deltafin: --spine holds dense weights in eight bits: the model is not the released one")
 	}
 	return e, func() error {
-		err := e.Close()
-		if trace != nil {
-			err = errors.Join(err, trace.Close())
-		}
-		return err
+		return errors.Join(e.Close(), trace.close())
 	}, nil
+}
+
+// lateFile is a file that is made when something is first written to it, so that a run
+// that is refused leaves an older one alone.
+type lateFile struct {
+	path string
+	f    *os.File
+}
+
+func (l *lateFile) Write(b []byte) (int, error) {
+	if l.f == nil {
+		var err error
+		if l.f, err = os.Create(l.path); err != nil {
+			return 0, err
+		}
+	}
+	return l.f.Write(b)
+}
+
+func (l *lateFile) close() error {
+	if l.f == nil {
+		return nil
+	}
+	return l.f.Close()
 }
 
 // openError gives what kept a model from opening its exit code.

@@ -64,7 +64,7 @@ func (c *runCmd) Run(ctx context.Context, std streams) (err error) {
 			return err
 		}
 	}
-	e, closeEngine, err := c.open(ctx, std, dir, len(ids)+c.MaxNew)
+	e, closeEngine, err := c.open(ctx, std, dir, len(ids)+c.MaxNew, 0)
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (c *runCmd) Run(ctx context.Context, std streams) (err error) {
 		return err
 	}
 	if c.miniature() {
-		fmt.Fprintln(std.err, "deltafin: running K3-nano, the built-in miniature, which knows little; for the full Kimi K3 download huggingface.co/moonshotai/Kimi-K3 and give --model DIR")
+		fmt.Fprintln(std.err, miniatureRemark)
 	}
 
 	w, err := newPrinter(std, tok, c)
@@ -180,6 +180,9 @@ func admit(e *engine.Engine, tok *tokenizer.Tokenizer, ids []int) error {
 	}
 	if len(ids) > m.MaxPositions {
 		return usage("the prompt has %d tokens, the context of this model %d: shorten it", len(ids), m.MaxPositions)
+	}
+	if most := e.Ledger().Context; len(ids) > most {
+		return usage("the prompt has %d tokens, and --context allows %d: raise it", len(ids), most)
 	}
 	for i, id := range ids {
 		if id >= m.Vocab {

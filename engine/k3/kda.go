@@ -74,7 +74,8 @@ func (m *Model) kda(out, x kernel.Mat, w *KDA, st *kdaState, hold bool) {
 		}
 	})
 	m.Pool.MatMul(kernel.Job{Y: out, X: o, W: w.O})
-	if st.held = (*heldKDA)(nil); hold {
+	st.held = nil
+	if hold {
 		st.held = &heldKDA{u: u, k: k, v: v, a: decay, beta: beta}
 	} else {
 		st.shift(u, rows)

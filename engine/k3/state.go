@@ -46,7 +46,8 @@ func (st *State) Fork() *State {
 	}
 	f := &State{pos: st.pos, config: st.config, kda: make([]kdaState, len(st.kda)), mla: make([]mlaState, len(st.mla))}
 	for l := range st.kda {
-		f.kda[l] = kdaState{s: append(kernel.Floats(0), st.kda[l].s...), tail: st.kda[l].tail} // tail vectors are never written to
+		f.kda[l] = kdaState{s: kernel.Floats(len(st.kda[l].s)), tail: st.kda[l].tail} // tail vectors are never written to
+		copy(f.kda[l].s, st.kda[l].s)
 		f.mla[l] = st.mla[l]
 		f.mla[l].latent.Data = append([]float32(nil), st.mla[l].latent.Data...)
 		f.mla[l].key.Data = append([]float32(nil), st.mla[l].key.Data...)

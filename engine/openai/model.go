@@ -69,7 +69,7 @@ type engineModel struct {
 func (m *engineModel) Info() Info {
 	c := m.e.Config()
 	return Info{
-		EOS: c.EOS, Vocab: c.Vocab, Context: c.MaxPositions, Layers: c.Layers,
+		EOS: c.EOS, Vocab: c.Vocab, Context: m.e.Ledger().Context, Layers: c.Layers,
 		PassRows: m.passRows, Digest: m.digest,
 	}
 }

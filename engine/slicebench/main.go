@@ -47,7 +47,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: slicebench decode|prefill [flags]")
 		os.Exit(2)
 	}
-	what := os.Args[1]
+	what := os.Args[1] // the flags follow it
 	os.Args = append(os.Args[:1], os.Args[2:]...)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -59,6 +59,9 @@ func main() {
 }
 
 func run(ctx context.Context, what string) error {
+	if *tokens < 1 || *runs < 1 {
+		return fmt.Errorf("-tokens and -runs count from 1")
+	}
 	if *dir == "" {
 		p, err := synth.Preset(*preset)
 		if err != nil {

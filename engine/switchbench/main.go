@@ -43,6 +43,9 @@ func main() {
 }
 
 func run(ctx context.Context) error {
+	if *pairs < 1 || *prompt < 1 || *decode < 2 {
+		return errors.New("-pairs and -prompt count from 1, -decode from 2")
+	}
 	var rows []row
 	fmt.Printf("%s, prompt %d, decode %d, %d pairs: time with the switch off / on, median (min-max)\n", *model, *prompt, *decode, *pairs)
 	for _, s := range opt.All() {
@@ -73,6 +76,9 @@ func run(ctx context.Context) error {
 		rows = append(rows, r)
 		fmt.Printf("%-18s prefill %5.2fx (%.2f-%.2f)   decode %5.2fx (%.2f-%.2f)\n", r.Switch,
 			r.Prefill, r.PrefillSpread[0], r.PrefillSpread[1], r.Decode, r.Spread[0], r.Spread[1])
+	}
+	if len(rows) == 0 {
+		return fmt.Errorf("no switch is called %q", *only)
 	}
 	if *file == "" {
 		return nil
