@@ -256,3 +256,26 @@ func notRun(out string) string {
 	slices.Sort(lines)
 	return strings.Join(lines, "; ")
 }
+
+// Notebooks executes the notebooks on the recorded runs, in place, draws their plots in
+// docs, and fails on an error. Without Jupyter it says so and succeeds.
+func Notebooks() error {
+	pythons := []string{"python3", "/usr/bin/python3", "python"} // the second is the system's, where another comes first
+	i := slices.IndexFunc(pythons, func(python string) bool {
+		return exec.Command(python, "-c", "import nbconvert, ipykernel, matplotlib, pandas").Run() == nil
+	})
+	if i < 0 {
+		fmt.Println("NOT RUN: no python3 with nbconvert, ipykernel, matplotlib and pandas")
+		return nil
+	}
+	books, err := filepath.Glob("notebooks/*.ipynb")
+	if err != nil {
+		return err
+	}
+	if len(books) == 0 {
+		return errors.New("no notebooks found: run in the root of the project")
+	}
+	// Times of execution would make every run another file.
+	args := []string{"-m", "nbconvert", "--log-level=WARN", "--to=notebook", "--execute", "--inplace", "--ExecutePreprocessor.record_timing=False"}
+	return sh([]string{"PYDEVD_DISABLE_FILE_VALIDATION=1"}, pythons[i], append(args, books...)...)
+}
