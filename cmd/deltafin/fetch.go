@@ -29,6 +29,9 @@ func (f *hubFlags) options(std streams) (hub.Options, error) {
 	if err != nil {
 		return hub.Options{}, err
 	}
+	if f.Connections < 1 || f.Connections > 256 {
+		return hub.Options{}, usage("--connections %d: give 1 to 256", f.Connections)
+	}
 	return hub.Options{
 		Sources: f.Source, Repo: f.Repo, Revision: f.Revision, Connections: f.Connections, BytesPerSecond: float64(limit),
 		Token: os.Getenv("HF_TOKEN"), Log: func(line string) { fmt.Fprintln(std.err, "deltafin:", line) },
@@ -60,13 +63,14 @@ func (c *fetchCmd) Run(ctx context.Context, std streams) error {
 		dir, weight, given := strings.Cut(s, "=")
 		t := hub.Target{Dir: dir, Weight: 1}
 		if given {
-			if t.Weight, err = strconv.ParseFloat(weight, 64); err != nil || t.Weight <= 0 {
+			if t.Weight, err = strconv.ParseFloat(weight, 64); err != nil || !sensible(t.Weight) {
 				return usage("--spread %q: %q is not a weight", s, weight)
 			}
 		}
 		o.Spread = append(o.Spread, t)
 	}
 	if c.DryRun {
+		o.Retries = 3 // somebody waits for an answer, not for a model
 		p, err := hub.Preview(ctx, o)
 		if err != nil {
 			return spaceError(err)
@@ -150,8 +154,11 @@ func (c *verifyCmd) Run(ctx context.Context, std streams) error {
 	v.Progress = func(p hub.Progress) { bar.update(p.Done, p.Total) }
 	r, err := hub.Verify(ctx, c.Dir, v)
 	bar.done()
-	if err != nil {
-		return spaceError(err)
+	if err = spaceError(err); err != nil {
+		if exitCode(err) == exitFailed {
+			err = failure{exitModel, err}
+		}
+		return err
 	}
 	if c.JSON {
 		err = json.NewEncoder(std.out).Encode(r)

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
+	"syscall"
 
 	"deltafin/engine"
 	"deltafin/engine/opt"
@@ -66,10 +68,45 @@ type engineFlags struct {
 	Opt     []string `placeholder:"NAME=on|off" help:"Turn an optimisation on or off; may be repeated. Changes speed and memory only."`
 }
 
+// maxThreads is more than any machine has processors.
+const maxThreads = 1024
+
+// checkOutput refuses a file to write that would destroy something else: what is not a
+// regular file, and anything inside the model's directory. An empty path is no output.
+func checkOutput(what, path, model string) error {
+	if path == "" {
+		return nil
+	}
+	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+		return usage("%s: %s is not a regular file: give another name", what, path)
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err != nil {
+		return usage("%s: %w: give a file in a directory that exists", what, err)
+	}
+	if model == "" {
+		return nil
+	}
+	if in, err := filepath.EvalSymlinks(model); err == nil {
+		if rel, err := filepath.Rel(in, dir); err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+			return usage("%s: %s is inside the model's directory: give a file elsewhere", what, path)
+		}
+	}
+	return nil
+}
+
 // apply checks what can be checked without a model, and turns the optimisations.
 func (f *engineFlags) apply() error {
 	if f.Threads < 0 || f.Rows < 0 || f.Context < 0 {
 		return usage("--threads, --rows and --context count from 1: leave them out for the default")
+	}
+	if f.Threads > maxThreads {
+		return usage("--threads %d: %d is the most", f.Threads, maxThreads)
+	}
+	for flag, path := range map[string]string{"--trace": f.Trace, "--heat": f.Heat} {
+		if err := checkOutput(flag, path, f.Model); err != nil {
+			return err
+		}
 	}
 	for _, o := range f.Opt {
 		if err := opt.Parse(o); err != nil {
@@ -144,6 +181,8 @@ func openError(err error) error {
 		return err
 	case errors.Is(err, engine.ErrMemory):
 		return failure{exitResources, err}
+	case errors.Is(err, syscall.EMFILE):
+		return failure{exitFailed, fmt.Errorf("%w: raise the limit of open files (ulimit -n)", err)}
 	default:
 		return failure{exitModel, err}
 	}

@@ -45,8 +45,8 @@ func (c *planCmd) Run(ctx context.Context, std streams) error {
 		m.Memory = engine.AvailableMemory() / 4 * 3
 	}
 	for _, r := range c.Rate {
-		if r <= 0 {
-			return usage("--rate %g: a drive reads more than that", r)
+		if !sensible(r) {
+			return usage("--rate %g is not a rate in GB/s", r)
 		}
 		m.Drives = append(m.Drives, r*1e9)
 	}
@@ -64,6 +64,9 @@ func (c *planCmd) Run(ctx context.Context, std streams) error {
 			return err
 		}
 		m.Drives = append(m.Drives, rate)
+	}
+	if c.Threads < 0 || c.Threads > maxThreads {
+		return usage("--threads %d: give 1 to %d", c.Threads, maxThreads)
 	}
 	threads := c.Threads
 	if threads <= 0 {

@@ -42,6 +42,9 @@ func (c *serveCmd) Run(ctx context.Context, std streams) error {
 	if err := c.apply(); err != nil {
 		return err
 	}
+	if c.Port < 0 || c.Queue < 0 || c.MaxTokens < 1 || c.MaxRequestBytes < 1 || c.Drain < 0 {
+		return usage("--port, --queue and --drain are not negative, --max-tokens and --max-request-bytes count from 1")
+	}
 	dir, err := c.dir()
 	if err != nil {
 		return err

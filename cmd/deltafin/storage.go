@@ -38,6 +38,9 @@ func (*packSpineCmd) Help() string {
 
 // Run packs.
 func (c *packSpineCmd) Run(ctx context.Context, std streams) error {
+	if err := checkOutput("the packed file", c.Out, c.Model); err != nil {
+		return err
+	}
 	ck, err := checkpoint.Open(c.Model)
 	if err != nil {
 		return failure{exitModel, err}
@@ -70,6 +73,12 @@ type placePlanCmd struct {
 
 // Run plans.
 func (c *placePlanCmd) Run(ctx context.Context, std streams) error {
+	if err := checkOutput("--out", c.Out, c.Model); err != nil {
+		return err
+	}
+	if c.Rate != 0 && !sensible(c.Rate) {
+		return usage("--rate %g is not a rate in GB/s", c.Rate)
+	}
 	ck, err := checkpoint.Open(c.Model)
 	if err != nil {
 		return failure{exitModel, err}
@@ -96,7 +105,7 @@ func (c *placePlanCmd) Run(ctx context.Context, std streams) error {
 		t := expert.PlaceTarget{Dir: dir, Bytes: bytes}
 		if given {
 			gb, err := strconv.ParseFloat(rateText, 64)
-			if err != nil || gb <= 0 {
+			if err != nil || !sensible(gb) {
 				return usage("--to %q: %q is not a rate in GB/s", to, rateText)
 			}
 			t.Rate = gb * 1e9
@@ -208,7 +217,7 @@ func (c *placeVerifyCmd) Run(ctx context.Context, std streams) error {
 	for _, dir := range c.Dirs {
 		sound, faults, err := expert.PlaceVerify(ctx, ck, dir, nil)
 		if err != nil {
-			return err
+			return failure{exitModel, err}
 		}
 		for _, f := range faults {
 			bad++
@@ -256,7 +265,7 @@ func (c *simulateCmd) Run(std streams) error {
 	for i, d := range c.Drive {
 		rate, room, _ := strings.Cut(d, ":")
 		gb, err := strconv.ParseFloat(rate, 64)
-		if err != nil || gb <= 0 {
+		if err != nil || !sensible(gb) {
 			return usage("--drive %q: %q is not a rate in GB/s", d, rate)
 		}
 		bytes, err := parseSize("--drive", room)
@@ -292,3 +301,6 @@ func spaceError(err error) error {
 	}
 	return err
 }
+
+// sensible reports whether x can be a rate of a drive in GB/s.
+func sensible(x float64) bool { return x > 0 && x < 1e6 }

@@ -13,14 +13,13 @@ type depth struct {
 	hidden, stride, slots int
 	banked                int
 	data                  []float32 // [rows][slots][stride]
-	inv                   []float32 // [rows][slots] inverse RMS of each banked vector
 	eps                   float32
 }
 
 // view returns rows lo..hi-1.
 func (d depth) view(lo, hi int) depth {
 	d.rows = hi - lo
-	d.data, d.inv = d.data[lo*d.slots*d.stride:], d.inv[lo*d.slots:]
+	d.data = d.data[lo*d.slots*d.stride:]
 	return d
 }
 
@@ -36,13 +35,7 @@ func (d *depth) stream() kernel.Mat {
 
 // bank appends the raw stream to the banked vectors; the stream's new place has
 // unspecified content.
-func (d *depth) bank(p *kernel.Pool) {
-	s := d.stream()
-	p.RunCost(d.rows, d.hidden, func(_ *kernel.Scratch, r int) {
-		d.inv[r*d.slots+d.banked] = kernel.InvRMS(s.Row(r), d.eps)
-	})
-	d.banked++
-}
+func (d *depth) bank() { d.banked++ }
 
 // mixNorm sets dst to RMSNorm(mix(sources, fold), norm) for every row: the input of
 // an attention, a feed-forward or the head (spec C.5 steps 1, 3, 5, 7 and C.6).
@@ -51,14 +44,12 @@ func (m *Model) mixNorm(dst kernel.Mat, d *depth, fold, norm []float32) {
 	m.Pool.RunCost(d.rows, 3*d.hidden*(d.banked+1), func(sc *kernel.Scratch, r int) {
 		h, out := s.Row(r), dst.Row(r)
 		if d.banked > 0 {
-			inv := d.inv[r*d.slots:][:d.banked+1]
-			inv[d.banked] = kernel.InvRMS(h, d.eps)
-			if !bankNorms.On() {
-				for i := range d.banked {
-					inv[i] = kernel.InvRMS(d.sources(r).Row(i), d.eps)
-				}
+			v := d.sources(r)
+			inv := make([]float32, v.Rows)
+			for i := range inv {
+				inv[i] = kernel.InvRMS(v.Row(i), d.eps)
 			}
-			kernel.MixDepth(out, d.sources(r), fold, inv, sc)
+			kernel.MixDepth(out, v, fold, inv, sc)
 			h = out
 		}
 		kernel.RMSNorm(out, h, norm, d.eps)

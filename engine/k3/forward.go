@@ -89,7 +89,7 @@ func (m *Model) tiles(rows int, f func(lo, hi int)) {
 func (m *Model) depth(rows int) depth {
 	c := m.Config
 	d := depth{rows: rows, hidden: c.Hidden, stride: kernel.Pad(c.Hidden), slots: (c.Layers+c.ResBlock-1)/c.ResBlock + 1, eps: c.Eps}
-	d.data, d.inv = m.arena.floats(rows*d.slots*d.stride), m.arena.floats(rows*d.slots)
+	d.data = m.arena.floats(rows * d.slots * d.stride)
 	if d.hidden != d.stride {
 		clear(d.data)
 	}
@@ -127,7 +127,7 @@ func (m *Model) attention(ctx context.Context, l int, st *State, d *depth, hold 
 		x, y := m.arena.mat(t.rows, d.hidden), m.arena.mat(t.rows, d.hidden)
 		m.mixNorm(x, &t, w.Res, w.Norm)
 		if restart {
-			t.bank(m.Pool)
+			t.bank()
 		}
 		clock(&m.times.Mix, &last)
 		m.observe(l, "attn_in", x)
@@ -148,7 +148,7 @@ func (m *Model) attention(ctx context.Context, l int, st *State, d *depth, hold 
 		m.tiles(d.rows, tile)
 	}
 	if restart {
-		d.banked++
+		d.bank()
 	}
 	return nil
 }

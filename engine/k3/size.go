@@ -33,7 +33,7 @@ func PassBytes(c *checkpoint.Config, rows, reorder int) int64 {
 	attending := int64(min(rows, attendRows)) * int64(c.Heads) * (2*pad(c.KVLora) + pad(c.Rope))
 	shared := int64(min(rows, sharedRows)) * (2*pad(c.SharedExperts*c.MoEInter) + hidden)
 
-	depth := n*slots*hidden + pad(rows*int(slots))
+	depth := n * slots * hidden
 	attention := tile * (2*hidden + max(9*kda+pad(c.KDADim)+pad(c.KDAHeads), pad(c.QLora)+pad(c.KVLora+c.Rope)+qk+2*v))
 	if slices.Contains(c.MLA, true) {
 		attention += attending

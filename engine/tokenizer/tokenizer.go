@@ -176,6 +176,10 @@ func (t *Tokenizer) DecodeText(ids []int) (string, error) {
 }
 
 func readBounded(path string, limit int64) ([]byte, error) {
+	// Opening a pipe would wait for its other end.
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file: put the model's own file there", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
