@@ -25,6 +25,7 @@ import (
 	"deltafin/engine"
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/kernel"
+	"deltafin/engine/opt"
 	"deltafin/engine/plan"
 	"deltafin/engine/synth"
 )
@@ -39,6 +40,8 @@ var (
 	against = flag.Int("against", 64, "prefill: also run the same engine with passes of this many rows; 0: do not")
 	tokens  = flag.Int("tokens", 16, "decode: tokens after a prompt of 17")
 	runs    = flag.Int("runs", 1, "runs of each measurement")
+	options = flag.String("opt", "", "turn an optimisation: `NAME=on|off`")
+	seed    = flag.Uint64("seed", 0, "of the random prompts; 0: another one each time, so that no cache of the disk's host knows them")
 	file    = flag.String("json", "", "write a record to this `file`")
 )
 
@@ -50,6 +53,15 @@ func main() {
 	what := os.Args[1] // the flags follow it
 	os.Args = append(os.Args[:1], os.Args[2:]...)
 	flag.Parse()
+	if *seed == 0 {
+		*seed = rand.Uint64()
+	}
+	if *options != "" {
+		if err := opt.Parse(*options); err != nil {
+			fmt.Fprintln(os.Stderr, "slicebench:", err)
+			os.Exit(2)
+		}
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	if err := run(ctx, what); err != nil {
@@ -118,8 +130,8 @@ func (b *bench) open(ctx context.Context, rows int) (*engine.Engine, error) {
 	})
 }
 
-func (b *bench) prompt(n int, seed uint64) []int {
-	rng := rand.New(rand.NewPCG(seed, uint64(n)))
+func (b *bench) prompt(n int, salt uint64) []int {
+	rng := rand.New(rand.NewPCG(*seed, salt<<32|uint64(n)))
 	ids := make([]int, n)
 	for i := range ids {
 		ids[i] = rng.IntN(b.config.Vocab)
