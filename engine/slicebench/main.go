@@ -112,7 +112,18 @@ type bench struct {
 	dir    string
 	config *checkpoint.Config
 	shape  plan.Shape
+	rates  plan.Machine // of the kernels
 	out    *os.File
+}
+
+// predict is what 'deltafin plan' says of a pass of n rows with a union of so many bytes, on a
+// drive of the given rate.
+func (b *bench) predict(n int, union int64, rate float64) float64 {
+	m := b.rates
+	m.Drives, m.Memory = []float64{rate}, int64(*memory*1e9)
+	l := plan.Place(b.shape, m)
+	l.ExpertHit = 0 // the benchmark keeps no experts
+	return b.shape.PassOf(n, float64(union)/float64(b.shape.ExpertBytes), l, m).Seconds
 }
 
 func newBench(dir string) (*bench, error) {
@@ -121,7 +132,10 @@ func newBench(dir string) (*bench, error) {
 		return nil, err
 	}
 	defer ck.Close()
-	return &bench{dir, ck.Config(), plan.ShapeOf(ck.Config()), os.Stdout}, nil
+	b := &bench{dir: dir, config: ck.Config(), shape: plan.ShapeOf(ck.Config()), out: os.Stdout}
+	pool := kernel.NewPool(*threads)
+	defer pool.Close()
+	return b, plan.MeasureKernels(pool, &b.rates)
 }
 
 func (b *bench) open(ctx context.Context, rows int) (*engine.Engine, error) {
@@ -190,6 +204,7 @@ type decodeRecord struct {
 	TouchedBytes   float64   `json:"touched_bytes_per_token"`
 	Bound          float64   `json:"bound_seconds"`
 	Ratio          float64   `json:"median_over_bound"`
+	Predicted      float64   `json:"predicted_seconds"` // by plan
 	PeakRSS        int64     `json:"peak_rss_bytes"`
 	ReadAheadBytes float64   `json:"ahead_bytes_per_token"`
 	WastedBytes    float64   `json:"wasted_bytes_per_token"`
@@ -212,10 +227,12 @@ func (b *bench) decode(ctx context.Context) (any, error) {
 		rate := (r.RawBefore + r.RawAfter) / 2
 		r.Bound = max((r.ExpertBytes+r.SpineBytes)/rate, r.TouchedBytes/r.MemoryRate)
 		r.Ratio = r.Median / r.Bound
+		r.Predicted = b.predict(1, int64(r.ExpectedBytes), rate)
 		fmt.Fprintf(b.out, "decode: %.3f s/token median (%.3f to %.3f); experts %.3f GB/token (routed: %.3f), read ahead %.3f, for nothing %.3f, dense weights streamed %.3f GB/token\n",
 			r.Median, slices.Min(r.TokenSeconds), slices.Max(r.TokenSeconds), r.ExpertBytes/1e9, r.ExpectedBytes/1e9, r.ReadAheadBytes/1e9, r.WastedBytes/1e9, r.SpineBytes/1e9)
 		fmt.Fprintf(b.out, "        raw direct reads %.2f and %.2f GB/s, memory %.1f GB/s: bound %.3f s, ratio %.2f; peak memory, the benchmark's own buffers included, %.2f GB\n",
 			r.RawBefore/1e9, r.RawAfter/1e9, r.MemoryRate/1e9, r.Bound, r.Ratio, float64(r.PeakRSS)/1e9)
+		fmt.Fprintf(b.out, "        plan predicted %.3f s, %+.0f%%\n", r.Predicted, 100*(r.Predicted/r.Median-1))
 		records = append(records, r)
 	}
 	return records, nil
@@ -269,6 +286,7 @@ type prefillRecord struct {
 	Rate          float64 `json:"expert_bytes_per_second"`
 	RawRate       float64 `json:"raw_bytes_per_second"`
 	MACRate       float64 `json:"macs_per_second"`
+	Predicted     float64 `json:"predicted_seconds"` // by plan, from the union of the run
 	SHA256        string  `json:"logits_sha256"`
 	PeakRSS       int64   `json:"peak_rss_bytes"`
 }
@@ -276,7 +294,7 @@ type prefillRecord struct {
 func (b *bench) prefill(ctx context.Context) (any, error) {
 	var records []prefillRecord
 	fmt.Fprintf(b.out, "%s, %.2f GB, %d threads\n", machine(), *memory, *threads)
-	fmt.Fprintf(b.out, "%7s %9s %9s %7s %10s %8s %7s %6s %10s %10s %9s\n", "tokens", "pass rows", "first (s)", "passes", "read (GB)", "of union", "wasted", "busy", "read GB/s", "raw GB/s", "GMAC/s")
+	fmt.Fprintf(b.out, "%7s %9s %9s %7s %10s %8s %7s %6s %10s %10s %9s %9s\n", "tokens", "pass rows", "first (s)", "passes", "read (GB)", "of union", "wasted", "busy", "read GB/s", "raw GB/s", "GMAC/s", "plan")
 	for text := range strings.SplitSeq(*lengths, ",") {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 {
@@ -298,8 +316,8 @@ func (b *bench) prefill(ctx context.Context) (any, error) {
 					once = r.Union
 				}
 				r.Once, r.Amplification = once, float64(r.Read)/float64(once)
-				fmt.Fprintf(b.out, "%7d %9d %9.2f %7d %10.2f %8.3f %6.2f%% %5.0f%% %10.2f %10.2f %9.1f\n", n, r.PassRows, r.Seconds, r.LayerPasses, float64(r.Read)/1e9,
-					r.Amplification, 100*float64(r.Wasted)/float64(r.Union), 100*r.Busy, r.Rate/1e9, r.RawRate/1e9, r.MACRate/1e9)
+				fmt.Fprintf(b.out, "%7d %9d %9.2f %7d %10.2f %8.3f %6.2f%% %5.0f%% %10.2f %10.2f %9.1f %+8.0f%%\n", n, r.PassRows, r.Seconds, r.LayerPasses, float64(r.Read)/1e9,
+					r.Amplification, 100*float64(r.Wasted)/float64(r.Union), 100*r.Busy, r.Rate/1e9, r.RawRate/1e9, r.MACRate/1e9, 100*(r.Predicted/r.Seconds-1))
 				records = append(records, r)
 				if hash == "" {
 					hash = r.SHA256
@@ -343,7 +361,7 @@ func (b *bench) prefillOnce(ctx context.Context, n, limit int) (prefillRecord, e
 		Tokens: n, PassRows: min(e.Ledger().PassRows, n), Seconds: st.PrefillSeconds, LayerPasses: st.LayerPasses,
 		Union: st.ExpertUnion, Read: st.ExpertRead, Wasted: st.ExpertWasted, Busy: (busy() - before) / st.PrefillSeconds,
 		Rate: float64(st.ExpertRead) / st.PrefillSeconds, RawRate: raw, MACRate: macs / st.PrefillSeconds,
-		SHA256: result.LogitsSHA256, PeakRSS: st.PeakRSS,
+		Predicted: b.predict(n, st.ExpertUnion, raw), SHA256: result.LogitsSHA256, PeakRSS: st.PeakRSS,
 	}, nil
 }
 
