@@ -11,6 +11,7 @@ import (
 
 	"deltafin/engine/k3"
 	"deltafin/engine/kernel"
+	"deltafin/engine/machine"
 	"deltafin/prefill"
 )
 
@@ -116,7 +117,7 @@ func (s *Session) Generate(ctx context.Context, r Request) (Result, error) {
 		}
 		res.LogitsSHA256 = hex.EncodeToString(hash.Sum(nil))
 		st := &res.Stats
-		st.PromptTokens, st.NewTokens, st.PeakRSS = len(r.Prompt), len(res.IDs), peakRSS()
+		st.PromptTokens, st.NewTokens, st.PeakRSS = len(r.Prompt), len(res.IDs), machine.PeakRSS()
 		st.setExperts(m.Counters().Sub(counters))
 		return res, err
 	}

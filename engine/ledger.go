@@ -8,6 +8,7 @@ import (
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/expert"
 	"deltafin/engine/k3"
+	"deltafin/engine/machine"
 	"deltafin/engine/spine"
 )
 
@@ -75,7 +76,7 @@ func layout(ck *checkpoint.Checkpoint, o Options) (Ledger, spine.Options, expert
 	c := ck.Config()
 	l := Ledger{Limit: o.Memory, Runtime: runtimeBytes, Context: min(o.Context, c.MaxPositions), Reserved: o.Reserve}
 	if l.Limit <= 0 {
-		l.Limit = AvailableMemory() / 4 * 3
+		l.Limit = machine.AvailableMemory() / 4 * 3
 	}
 	if l.Context <= 0 {
 		l.Context = min(defaultContext, c.MaxPositions)

@@ -6,9 +6,9 @@ import (
 	"runtime"
 	"time"
 
-	"deltafin/engine"
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/kernel"
+	"deltafin/engine/machine"
 	"deltafin/engine/plan"
 )
 
@@ -42,7 +42,7 @@ func (c *planCmd) Run(ctx context.Context, std streams) error {
 	}
 	m := plan.Machine{Memory: memory}
 	if m.Memory == 0 {
-		m.Memory = engine.AvailableMemory() / 4 * 3
+		m.Memory = machine.AvailableMemory() / 4 * 3
 	}
 	for _, r := range c.Rate {
 		if !sensible(r) {

@@ -8,7 +8,7 @@ import (
 	"net"
 	"time"
 
-	"deltafin/engine"
+	"deltafin/engine/machine"
 	"deltafin/engine/openai"
 )
 
@@ -64,7 +64,7 @@ func (c *serveCmd) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	if memory == 0 {
-		memory = engine.AvailableMemory() / 4 * 3
+		memory = machine.AvailableMemory() / 4 * 3
 	}
 	stateMemory, err := parseSize("--state-memory", c.StateMemory)
 	if err != nil {

@@ -1,6 +1,6 @@
 //go:build unix
 
-package engine
+package machine
 
 import (
 	"runtime"
@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peakRSS is the peak resident set in bytes.
-func peakRSS() int64 {
+// PeakRSS is the peak resident set of this process in bytes.
+func PeakRSS() int64 {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
 		return 0
