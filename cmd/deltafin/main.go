@@ -18,6 +18,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"deltafin/engine"
+	"deltafin/engine/disk"
 	"deltafin/engine/hub"
 	"deltafin/engine/kernel"
 	"deltafin/engine/synth"
@@ -91,6 +92,8 @@ func exitCode(err error) int {
 		return f.code
 	case errors.Is(err, context.Canceled):
 		return exitCancelled
+	case disk.Full(err):
+		return exitResources
 	default:
 		return exitFailed
 	}

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"deltafin/engine"
+	"deltafin/engine/disk"
 	"deltafin/engine/opt"
 	"deltafin/engine/tokenizer"
 	"deltafin/golden/nano"
@@ -211,7 +212,7 @@ func unpackNano() (string, error) {
 	dir := filepath.Join(cache, "deltafin", "k3-nano")
 	err = unpack(nano.FS(), dir)
 	switch {
-	case errors.Is(err, errNoSpace):
+	case disk.Full(err):
 		return "", failure{exitResources, fmt.Errorf("the built-in model cannot be unpacked: %w: make room, or give --model", err)}
 	case err != nil:
 		return "", failure{exitFailed, fmt.Errorf("the built-in model cannot be unpacked: %w: make the user's cache directory writable, or give --model", err)}
@@ -238,7 +239,7 @@ func unpack(files fs.FS, dir string) error {
 		if err != nil {
 			return err
 		}
-		return writeFile(path, data)
+		return disk.WriteFile(path, data, 0o644)
 	})
 }
 
@@ -266,18 +267,4 @@ func equalFiles(files fs.FS, name, path string) (bool, error) {
 			return errF == errG, nil // both at their end, or not
 		}
 	}
-}
-
-// writeFile publishes data at path in one step.
-func writeFile(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // gone already when all went well
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

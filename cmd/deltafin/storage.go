@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/disk"
 	"deltafin/engine/drive"
 	"deltafin/engine/expert"
 	"deltafin/engine/plan"
@@ -49,7 +49,7 @@ func (c *packSpineCmd) Run(ctx context.Context, std streams) error {
 	bar := newProgress(std.err, "dense weights", true)
 	err = spine.Pack(ctx, ck, c.Out, c.Int8, bar.update)
 	bar.done()
-	return spaceError(err)
+	return err
 }
 
 type placeCmd struct {
@@ -130,8 +130,8 @@ func (c *placePlanCmd) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	if err := writeFile(c.Out, append(text, '\n')); err != nil {
-		return spaceError(err)
+	if err := disk.WriteFile(c.Out, append(text, '\n'), 0o644); err != nil {
+		return err
 	}
 	for _, d := range p.Dirs {
 		fmt.Fprintf(std.out, "%s: %d experts, %.2f GB, %.1f%% of the routes\n", d.Dir, d.Count, float64(d.Bytes)/1e9, 100*d.Heat)
@@ -175,7 +175,7 @@ func (c *placeStageCmd) Run(ctx context.Context, std streams) error {
 		err := expert.PlaceStage(ctx, ck, drives, d, expert.StageOptions{Reserve: reserve, Progress: bar.update})
 		bar.done()
 		if err != nil {
-			return spaceError(err)
+			return err
 		}
 		fmt.Fprintf(std.out, "%s: %d experts staged\n", d.Dir, d.Count)
 	}
@@ -292,14 +292,6 @@ func (c *simulateCmd) Run(std streams) error {
 		return json.NewEncoder(std.out).Encode(s)
 	}
 	return s.WriteText(std.out)
-}
-
-// spaceError gives errors for want of space their exit code.
-func spaceError(err error) error {
-	if errors.Is(err, errNoSpace) {
-		return failure{exitResources, err}
-	}
-	return err
 }
 
 // sensible reports whether x can be a rate of a drive in GB/s.

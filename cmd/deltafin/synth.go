@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"deltafin/engine/synth"
@@ -53,10 +52,7 @@ func (c *synthCmd) Run(ctx context.Context, std streams) error {
 	bar := newProgress(std.err, c.Dir, true)
 	err = synth.Write(ctx, c.Dir, p, bar.update)
 	bar.done()
-	switch {
-	case errors.Is(err, synth.ErrSpace):
-		return failure{exitResources, err}
-	case err != nil:
+	if err != nil {
 		return err
 	}
 	fmt.Fprintf(std.out, "%s: %.2f GB written\n", c.Dir, float64(size)/1e9)

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"deltafin/engine/disk"
 )
 
 // states keeps sessions by the tokens that they have been fed, so that a prompt pays
@@ -333,7 +335,7 @@ func (s *states) writeOne(e *state) {
 		return
 	}
 	path := filepath.Join(s.dir, stateName(e.ids))
-	size, err := publish(path, func(f *os.File) error { return session.Save(f, e.ids, logits) })
+	size, err := disk.Publish(path, 0o600, func(f *os.File) error { return session.Save(f, e.ids, logits) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -348,34 +350,6 @@ func (s *states) writeOne(e *state) {
 		s.onDisk += size
 		s.evict()
 	}
-}
-
-// publish writes a file that appears whole or not at all, also if the power fails.
-func publish(path string, write func(*os.File) error) (size int64, err error) {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
-	if err != nil {
-		return 0, err
-	}
-	defer os.Remove(f.Name()) // gone already when all went well
-	err = write(f)
-	if err == nil {
-		err = f.Sync()
-	}
-	if info, e := f.Stat(); e == nil {
-		size = info.Size()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return 0, err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return 0, err
-	}
-	if d, err := os.Open(dir); err == nil {
-		d.Sync() // not every system can; the file itself is safe
-		d.Close()
-	}
-	return size, nil
 }
 
 // stateName is a file's name for these tokens.

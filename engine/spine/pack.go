@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/disk"
 	"deltafin/engine/drive"
 	"deltafin/engine/kernel"
 )
@@ -164,7 +165,7 @@ func (p *plan) fromPack(ck *checkpoint.Checkpoint, sections []*section, path str
 // The file appears under its name when it is complete and on the drive. What an interrupted
 // Pack leaves is out with ".part" appended; the next one overwrites it.
 func Pack(ctx context.Context, ck *checkpoint.Checkpoint, out string, narrow bool, progress func(done, of int64)) error {
-	w := &packer{ck: ck, narrow: narrow, progress: progress, free: freeSpace, step: func(string) {}}
+	w := &packer{ck: ck, narrow: narrow, progress: progress, free: disk.Free, step: func(string) {}}
 	if err := w.pack(ctx, out); err != nil {
 		return fmt.Errorf("packing the dense weights into %s: %w", out, err)
 	}
@@ -191,18 +192,18 @@ func (w *packer) pack(ctx context.Context, out string) (err error) {
 	w.l = layOut(sections, 0, w.narrow)
 	w.of = 2 * w.l.end
 	part := out + partSuffix
-	f, err := lockFile(part)
+	f, err := disk.LockFile(part)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if err != nil && !renameNeedsClose {
+		if err != nil && !disk.RenameNeedsClose {
 			os.Remove(part) // while nobody else can lock it
 		}
 		if f != nil {
 			f.Close()
 		}
-		if err != nil && renameNeedsClose {
+		if err != nil && disk.RenameNeedsClose {
 			os.Remove(part)
 		}
 	}()
@@ -210,13 +211,12 @@ func (w *packer) pack(ctx context.Context, out string) (err error) {
 	if err := f.Truncate(0); err != nil {
 		return err
 	}
-	dir := filepath.Dir(out)
-	free, err := w.free(dir)
+	free, err := w.free(filepath.Dir(out))
 	if err != nil {
 		return fmt.Errorf("finding out how much space is free: %w", err)
 	}
 	if free < w.l.end {
-		return fmt.Errorf("%s are needed and the file system has %s free: make room, or choose another directory", gigabytes(w.l.end), gigabytes(free))
+		return fmt.Errorf("%w: %s are needed and the file system has %s free: make room, or choose another directory", disk.ErrFull, gigabytes(w.l.end), gigabytes(free))
 	}
 	if err := w.write(ctx, f); err != nil {
 		return err
@@ -230,17 +230,17 @@ func (w *packer) pack(ctx context.Context, out string) (err error) {
 		return err
 	}
 	w.step("verified")
-	if renameNeedsClose {
+	if disk.RenameNeedsClose {
 		err, f = f.Close(), nil
 		if err != nil {
 			return err
 		}
 	}
-	if err := os.Rename(part, out); err != nil {
+	if err := disk.Rename(part, out); err != nil {
 		return err
 	}
 	w.step("renamed")
-	return syncDir(dir)
+	return nil
 }
 
 func (w *packer) advance(n int64) {

@@ -18,6 +18,7 @@ import (
 
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/checkpoint/checkpointtest"
+	"deltafin/engine/disk"
 	"deltafin/engine/drive"
 	"deltafin/engine/k3"
 	"deltafin/engine/kernel"
@@ -285,7 +286,7 @@ func TestPackLeavesNothingBehindWhenItFails(t *testing.T) {
 		want string
 	}{
 		{"no room", context.Background(), &packer{free: func(string) (int64, error) { return 1000, nil }, step: func(string) {}}, "are needed and the file system has 0.001 MB free: make room"},
-		{"cancelled", ctx, &packer{free: freeSpace, step: func(s string) {
+		{"cancelled", ctx, &packer{free: disk.Free, step: func(s string) {
 			if s == "layer 1 attention" {
 				cancel()
 			}
@@ -312,7 +313,7 @@ func TestPackLeavesNothingBehindWhenItFails(t *testing.T) {
 func TestOnePackAtATime(t *testing.T) {
 	ck := openCheckpoint(t, "tiny-a")
 	out := filepath.Join(t.TempDir(), "s")
-	f, err := lockFile(out + partSuffix)
+	f, err := disk.LockFile(out + partSuffix)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +331,7 @@ func packAndDie() {
 	if err != nil {
 		panic(err)
 	}
-	w := &packer{ck: ck, free: freeSpace, step: func(name string) {
+	w := &packer{ck: ck, free: disk.Free, step: func(name string) {
 		if name == os.Getenv(killAt) {
 			p, _ := os.FindProcess(os.Getpid())
 			_ = p.Kill()

@@ -24,6 +24,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+
+	"deltafin/engine/disk"
 )
 
 const (
@@ -133,7 +135,7 @@ func Remove(dir string) error {
 }
 
 func remove(dir string) error {
-	lock, err := lockDir(dir)
+	lock, err := disk.LockDir(dir)
 	if err != nil {
 		return plain(err)
 	}

@@ -11,21 +11,18 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+
+	"deltafin/engine/disk"
 )
 
 // jobBytes is the most that is generated and written at once.
 const jobBytes = 8 << 20
 
-// ErrSpace is wrapped by Write's error when the file system has too little room.
-var ErrSpace = errors.New("not enough space")
-
-var errBusy = errors.New("is being written by somebody else: wait for that to end, or give another directory")
-
 type writer struct {
 	dir      string
 	workers  int
 	progress func(done, total int64)
-	free     func(dir string) (int64, error) // in place of freeSpace, in tests
+	free     func(dir string) (int64, error) // in place of disk.Free, in tests
 	step     func()                          // called between any two changes of the directory, in tests
 
 	painters map[look]*painter
@@ -54,7 +51,7 @@ func (w *writer) write(ctx context.Context, p Params) error {
 	if err := os.MkdirAll(w.dir, 0o755); err != nil {
 		return plain(err)
 	}
-	lock, err := lockDir(w.dir)
+	lock, err := disk.LockDir(w.dir)
 	if err != nil {
 		return plain(err)
 	}
@@ -75,17 +72,11 @@ func (w *writer) write(ctx context.Context, p Params) error {
 	}
 	w.advance(0)
 	for _, f := range missing {
-		if f.content != nil {
-			// The files in front of this one must not appear after it.
-			if err := w.syncDir(); err != nil {
-				return err
-			}
-		}
 		if err := w.publish(ctx, p.Seed, f); err != nil {
 			return err
 		}
 	}
-	return w.syncDir()
+	return nil
 }
 
 // claim sees that the directory is this checkpoint's or nobody's.
@@ -161,21 +152,16 @@ func (w *writer) missing(files []file) ([]file, error) {
 func (w *writer) room(need int64) error {
 	free := w.free
 	if free == nil {
-		free = freeSpace
+		free = disk.Free
 	}
 	have, err := free(w.dir)
 	if err != nil {
 		return fmt.Errorf("its free space is unknown: %w", err)
 	}
 	if need += need / 100; have < need {
-		return fmt.Errorf("%w: %.2f GB are needed and the file system has %.2f GB free: make room, give a directory elsewhere, or ask for fewer layers", ErrSpace, float64(need)/1e9, float64(have)/1e9)
+		return fmt.Errorf("%w: %.2f GB are needed and the file system has %.2f GB free: make room, give a directory elsewhere, or ask for fewer layers", disk.ErrFull, float64(need)/1e9, float64(have)/1e9)
 	}
 	return nil
-}
-
-func (w *writer) syncDir() error {
-	w.stepped()
-	return plain(syncDir(w.dir))
 }
 
 func (w *writer) stepped() {
@@ -229,7 +215,10 @@ func (w *writer) publish(ctx context.Context, seed uint64, f file) (err error) {
 	}
 	if err == nil {
 		w.stepped()
-		err = os.Rename(temp, path)
+		err = disk.Rename(temp, path) // which lasts: no file appears without those before it
+	}
+	if err == nil {
+		w.stepped()
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.name, plain(err))
