@@ -27,12 +27,19 @@ func (s *Session) Position() int { return s.state.Position() }
 // Feed extends the sequence by ids, in as few passes as the engine's memory
 // allows, and returns the logits [vocab] of the last one, valid until the next pass.
 // progress, if not nil, is called after each layer with how many of all layer passes
-// are done. After an error the session cannot be used.
+// are done. After an error the session cannot be used, but for one: when ctx was
+// cancelled, Feed may be called again with what follows [Session.Position]. It goes on
+// inside the pass that was cut off, if ids begin with that pass's tokens
+// ([Session.Suspended]) and the engine has run no other pass since.
 func (s *Session) Feed(ctx context.Context, ids []int, progress func(done, of int)) ([]float32, error) {
 	if s.broken != nil {
 		return nil, s.broken
 	}
-	chunks := prefill.Chunks(len(ids), s.engine.ledger.PassRows)
+	cut, _ := s.Suspended()
+	chunks := prefill.Chunks(max(0, len(ids)-len(cut)), s.engine.ledger.PassRows)
+	if len(cut) > 0 && len(ids) > 0 {
+		chunks = append([]int{min(len(cut), len(ids))}, chunks...)
+	}
 	if len(chunks) == 0 {
 		return nil, errors.New("nothing to feed: the prompt has no tokens")
 	}
@@ -51,7 +58,9 @@ func (s *Session) Feed(ctx context.Context, ids []int, progress func(done, of in
 		}
 		m, err := s.engine.model.Forward(ctx, s.state, ids[:n], pass)
 		if err != nil {
-			s.broken = fmt.Errorf("the session ended with an error: %w", err)
+			if !k3.Cancelled(ctx, err) {
+				s.broken = fmt.Errorf("the session ended with an error: %w", err)
+			}
 			return nil, err
 		}
 		if pass.Logits > 0 {
@@ -61,6 +70,11 @@ func (s *Session) Feed(ctx context.Context, ids []int, progress func(done, of in
 	}
 	return logits, nil
 }
+
+// Suspended returns the tokens behind [Session.Position] whose pass a cancelled context
+// cut off, and how many whole layers of it are done: [Session.Feed] has to go on with them, and
+// before any other pass of the engine. It returns nil when there is no such pass, any more.
+func (s *Session) Suspended() (ids []int, layers int) { return s.engine.model.Suspended(s.state) }
 
 // Try runs ids as one pass without committing to them and returns the logits
 // [len(ids)][vocab] of every row, valid until the next pass. [Session.Keep] must follow.
@@ -83,7 +97,8 @@ func (s *Session) Try(ctx context.Context, ids []int) ([][]float32, error) {
 // Keep commits the first n tokens of the last [Session.Try] and forgets the others.
 func (s *Session) Keep(n int) error { return s.engine.model.Commit(s.state, n) }
 
-// Fork returns an independent copy of the session. It panics between Try and Keep.
+// Fork returns an independent copy of the session. It panics between Try and Keep, and
+// when a pass was cut off.
 func (s *Session) Fork() *Session {
 	return &Session{engine: s.engine, state: s.state.Fork(), broken: s.broken}
 }

@@ -3,6 +3,7 @@ package k3
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"deltafin/engine/kernel"
@@ -20,31 +21,65 @@ type Pass struct {
 
 // Forward runs len(ids) rows, the tokens that follow st, through all layers and
 // returns the logits [Logits][vocab] of the last rows. They are valid until the
-// next pass. On an error, st is unusable.
+// next pass. On an error, st is unusable, but for one: when ctx was cancelled and
+// nothing is held, Forward with the same ids goes on where it stopped, if no other pass has run
+// on m in between ([Model.Suspended]).
 //
 // Rows see each other only through attention and recurrence, in order, so any
 // cutting of a sequence into passes gives the same bits.
 func (m *Model) Forward(ctx context.Context, st *State, ids []int, pass Pass) (logits kernel.Mat, err error) {
-	c := m.Config
-	if err := m.admit(st, ids); err != nil {
+	if err := m.admit(st, ids, pass); err != nil {
 		return kernel.Mat{}, err
 	}
+	if st.cut == nil {
+		if st.cut, err = m.begin(ctx, ids, pass); err != nil {
+			st.cut = nil // nothing has changed yet
+			return kernel.Mat{}, err
+		}
+	}
+	m.cut = nil
+	logits, err = m.run(ctx, st, pass)
+	switch {
+	case err == nil && pass.Hold:
+		st.held, st.cut = len(ids), nil
+	case err == nil:
+		st.pos, st.cut = st.pos+len(ids), nil
+	case Cancelled(ctx, err) && !pass.Hold:
+		m.cut = st.cut
+	}
+	return logits, err
+}
+
+// begin takes the arena for a pass and fills its stream.
+func (m *Model) begin(ctx context.Context, ids []int, pass Pass) (*cut, error) {
+	m.cut, m.shown = nil, -1
 	logitRows := max(pass.Logits, 1)
-	m.arena.reset(int(PassBytes(c, len(ids), 1)/4) + (logitRows-1)*kernel.Pad(c.Vocab))
+	m.arena.reset(int(PassBytes(m.Config, len(ids), 1)/4) + (logitRows-1)*kernel.Pad(m.Config.Vocab))
 	last := time.Now()
-	d := m.depth(len(ids))
-	if err := m.Spine.Embed(ctx, d.stream(), ids); err != nil {
-		return kernel.Mat{}, err
-	}
+	p := &cut{ids: slices.Clone(ids), d: m.depth(len(ids))}
+	p.mark = m.arena.mark()
+	err := m.Spine.Embed(ctx, p.d.stream(), ids)
 	clock(&m.times.Embed, &last)
-	for l := range c.Layers {
+	return p, err
+}
+
+// run does what is left of the pass that st is inside.
+func (m *Model) run(ctx context.Context, st *State, pass Pass) (kernel.Mat, error) {
+	p := st.cut
+	d := &p.d
+	m.arena.release(p.mark)
+	for ; p.done < 2*m.Config.Layers; p.done++ {
 		if err := ctx.Err(); err != nil {
 			return kernel.Mat{}, err
 		}
-		if err := m.attention(ctx, l, st, &d, pass.Hold); err != nil {
-			return kernel.Mat{}, err
+		l := p.done / 2
+		if p.done%2 == 0 {
+			if err := m.attention(ctx, l, st, d, pass.Hold); err != nil {
+				return kernel.Mat{}, err
+			}
+			continue
 		}
-		if err := m.feedForward(ctx, l, &d); err != nil {
+		if err := m.feedForward(ctx, l, d); err != nil {
 			return kernel.Mat{}, err
 		}
 		m.observe(l, "stream", d.stream())
@@ -53,14 +88,8 @@ func (m *Model) Forward(ctx context.Context, st *State, ids []int, pass Pass) (l
 			pass.Progress(l)
 		}
 	}
-	position := st.pos + d.rows
-	if pass.Hold {
-		st.held = d.rows
-	} else {
-		st.pos = position
-	}
-	last = time.Now()
-	logits, err = m.head(ctx, d.view(d.rows-pass.Logits, d.rows), position)
+	last := time.Now()
+	logits, err := m.head(ctx, d.view(d.rows-pass.Logits, d.rows), st.pos+d.rows)
 	clock(&m.times.Head, &last)
 	return logits, err
 }
@@ -97,12 +126,14 @@ func (m *Model) depth(rows int) depth {
 }
 
 // admit checks what a pass may not assume.
-func (m *Model) admit(st *State, ids []int) error {
+func (m *Model) admit(st *State, ids []int, pass Pass) error {
 	switch {
 	case len(ids) == 0:
 		return fmt.Errorf("a pass needs at least one token")
 	case st.held > 0:
 		return fmt.Errorf("the previous pass has not been committed")
+	case st.cut != nil && (st.cut != m.cut || pass.Hold || !slices.Equal(ids, st.cut.ids)):
+		return fmt.Errorf("the sequence was cut off inside a pass of %d tokens, and this is not what goes on with it: begin again from an earlier state", len(st.cut.ids))
 	case st.pos+len(ids) > m.Config.MaxPositions:
 		return fmt.Errorf("%d tokens after %d exceed the context of %d", len(ids), st.pos, m.Config.MaxPositions)
 	}

@@ -126,6 +126,8 @@ type Model struct {
 
 	passes int64
 	arena  arena
+	cut    *cut // the suspended pass that the arena still holds, if any
+	shown  int  // the layer of the pass under way whose routes were observed last
 	times  Times
 }
 

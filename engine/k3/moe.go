@@ -37,7 +37,8 @@ func (m *Model) moe(ctx context.Context, l int, d *depth, ffn *FeedForward) erro
 		m.route(ids[lo*c.TopK:hi*c.TopK], weights[lo*c.TopK:hi*c.TopK], score, w.Bias)
 		clock(&m.times.Router, &last)
 	})
-	if m.ObserveRoutes != nil {
+	if m.ObserveRoutes != nil && l > m.shown { // once, also when the layer is done again after a cut
+		m.shown = l
 		m.ObserveRoutes(l, ids, weights)
 	}
 

@@ -47,12 +47,10 @@ type Saved struct {
 }
 
 // Save writes s. key identifies the model: [LoadState] wants the same. It panics
-// between a held pass and its commit.
+// where [State.Fork] does.
 func (s Saved) Save(w io.Writer, key [32]byte) error {
 	st := s.State
-	if st.held > 0 {
-		panic("k3: save of a state with an uncommitted pass")
-	}
+	st.whole()
 	if len(s.IDs) != st.pos || len(s.Logits) != 0 && len(s.Logits) != st.config.Vocab {
 		return fmt.Errorf("a state of %d positions cannot be saved with %d ids and %d logits", st.pos, len(s.IDs), len(s.Logits))
 	}

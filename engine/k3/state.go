@@ -10,8 +10,9 @@ import (
 // State is what a sequence keeps between passes (spec C.12): per KDA layer the
 // recurrent matrices and the convolution tail, per MLA layer the latent cache.
 type State struct {
-	pos    int // committed positions
-	held   int // rows of a pass that is not committed yet
+	pos    int  // committed positions
+	held   int  // rows of a pass that is not committed yet
+	cut    *cut // the pass that the state stands inside of; unless it is the model's too, the state is unusable
 	config *checkpoint.Config
 	kda    []kdaState
 	mla    []mlaState
@@ -39,11 +40,17 @@ func NewState(c *checkpoint.Config) *State {
 // Position is the number of committed tokens.
 func (st *State) Position() int { return st.pos }
 
-// Fork returns an independent copy. It panics if a pass is not committed.
-func (st *State) Fork() *State {
-	if st.held > 0 {
-		panic("k3: fork of a state with an uncommitted pass")
+// whole panics unless st stands between two passes.
+func (st *State) whole() {
+	if st.held > 0 || st.cut != nil {
+		panic("k3: a copy of a state inside a pass")
 	}
+}
+
+// Fork returns an independent copy. It panics if a pass is not committed, or was
+// ended by an error.
+func (st *State) Fork() *State {
+	st.whole()
 	f := &State{pos: st.pos, config: st.config, kda: make([]kdaState, len(st.kda)), mla: make([]mlaState, len(st.mla))}
 	for l := range st.kda {
 		f.kda[l] = kdaState{s: kernel.Floats(len(st.kda[l].s)), tail: st.kda[l].tail} // tail vectors are never written to
