@@ -9,6 +9,7 @@
 //	mlp.go       C.9, C.10      SiTU-GLU feed-forward
 //	moe.go       C.11           router and latent mixture of experts
 //	state.go     C.12           what a session keeps between passes
+//	cut.go                      a pass that was cancelled, and goes on
 //
 // All arithmetic is engine/kernel's. Where the bytes come from is behind two
 // small interfaces, [Spine] for the dense weights and [Experts] for the routed ones.
