@@ -15,6 +15,7 @@ type activity struct {
 	began   time.Time // of the phase
 	ran     time.Duration
 	runs    int64
+	skipped int64            // layers that did not run again, since the start
 	totals  prefill.Counters // as the engine counts, since it was opened
 	started prefill.Counters // at the beginning of this generation
 }
@@ -27,7 +28,8 @@ type Snapshot struct {
 	CachedTokens int     `json:"cached_tokens"`
 	LayersDone   int     `json:"layers_done"` // of the prompt, over all its passes
 	LayersOf     int     `json:"layers_of"`
-	Layers       int     `json:"layers"` // of the model
+	LayersKnown  int     `json:"layers_known"` // of those done, for a client that left and came back
+	Layers       int     `json:"layers"`       // of the model
 	NewTokens    int     `json:"new_tokens"`
 	TokensPerSec float64 `json:"tokens_per_second"` // of the answer so far
 	Seconds      float64 `json:"seconds"`           // in this phase
@@ -44,10 +46,11 @@ func (a *activity) start(layers int) {
 	a.runs++
 }
 
-func (a *activity) prompt(tokens, known int) {
+func (a *activity) prompt(tokens, known, layers int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.PromptTokens, a.CachedTokens = tokens, known
+	a.PromptTokens, a.CachedTokens, a.LayersKnown = tokens, known, layers
+	a.skipped += int64(layers)
 }
 
 // pass gives a progress callback for pass i of n.
@@ -101,8 +104,8 @@ func (a *activity) snapshot(queued int) Snapshot {
 	c := a.totals.Sub(a.started)
 	s.Read, s.Resident = c.Read, c.Resident
 	switch {
-	case s.Phase == "prompt" && s.LayersDone > 0:
-		s.SecondsLeft = s.Seconds / float64(s.LayersDone) * float64(s.LayersOf-s.LayersDone)
+	case s.Phase == "prompt" && s.LayersDone > s.LayersKnown:
+		s.SecondsLeft = s.Seconds / float64(s.LayersDone-s.LayersKnown) * float64(s.LayersOf-s.LayersDone)
 	case s.Phase == "answer" && s.NewTokens > 1 && s.Seconds > 0:
 		s.TokensPerSec = float64(s.NewTokens-1) / s.Seconds
 	}
@@ -119,10 +122,10 @@ func (a *activity) mean() time.Duration {
 	return a.ran / time.Duration(a.runs)
 }
 
-func (a *activity) counters() prefill.Counters {
+func (a *activity) counters() (c prefill.Counters, skipped int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.totals
+	return a.totals, a.skipped
 }
 
 // String says it in one line, as the comments of a stream do.
@@ -133,8 +136,15 @@ func (s Snapshot) String() string {
 	case s.Phase == "answer":
 		return fmt.Sprintf("%d tokens, %.3g tokens/s, %.2f GB of experts read", s.NewTokens, s.TokensPerSec, float64(s.Read)/1e9)
 	case s.LayersOf == 0:
-		return fmt.Sprintf("prompt of %d tokens, %d of them known", s.PromptTokens, s.CachedTokens)
+		return s.known()
 	}
-	return fmt.Sprintf("prompt of %d tokens, %d of them known: layer %d of %d, %.2f GB of experts read, about %s left",
-		s.PromptTokens, s.CachedTokens, s.LayersDone, s.LayersOf, float64(s.Read)/1e9, time.Duration(s.SecondsLeft*1e9).Round(time.Second))
+	return fmt.Sprintf("%s: layer %d of %d, %.2f GB of experts read, about %s left", s.known(), s.LayersDone, s.LayersOf, float64(s.Read)/1e9, time.Duration(s.SecondsLeft*1e9).Round(time.Second))
+}
+
+func (s Snapshot) known() string {
+	text := fmt.Sprintf("prompt of %d tokens, %d of them known", s.PromptTokens, s.CachedTokens)
+	if s.LayersKnown > 0 {
+		text += fmt.Sprintf(", and %d layers of what follows", s.LayersKnown)
+	}
+	return text
 }

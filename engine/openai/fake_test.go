@@ -35,6 +35,7 @@ type fake struct {
 	mu      sync.Mutex
 	answers [][2][]int // prompt, answer
 	fed     []int      // tokens of each pass
+	cut     *fakePass  // that a session may go on with
 	busy    atomic.Bool
 	clash   atomic.Bool // two passes at once
 }
@@ -123,11 +124,25 @@ type savedFake struct {
 type fakeSession struct {
 	f   *fake
 	ids []int
+	cut *fakePass
+}
+
+// fakePass is one that a cancelled context ended before layer done.
+type fakePass struct {
+	ids  []int
+	done int
+}
+
+func (s *fakeSession) Suspended() ([]int, int) {
+	if s.cut == nil || s.cut != s.f.cut {
+		return nil, 0
+	}
+	return s.cut.ids, s.cut.done
 }
 
 func (s *fakeSession) Position() int { return len(s.ids) }
 func (s *fakeSession) Bytes() int64  { return 1000 + 8*int64(len(s.ids)) }
-func (s *fakeSession) Fork() Session { return &fakeSession{s.f, slices.Clone(s.ids)} }
+func (s *fakeSession) Fork() Session { return &fakeSession{f: s.f, ids: slices.Clone(s.ids)} }
 
 func (s *fakeSession) Save(w io.Writer, ids []int, logits []float32) error {
 	if len(ids) != len(s.ids) {
@@ -141,19 +156,27 @@ func (s *fakeSession) Feed(ctx context.Context, ids []int, progress func(done, o
 		s.f.clash.Store(true)
 	}
 	defer s.f.busy.Store(false)
-	for l := range s.f.info.Layers {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if s.f.layer != nil {
-			if err := s.f.layer(ctx); err != nil {
-				return nil, err
-			}
-		}
-		if progress != nil {
-			progress(l+1, s.f.info.Layers)
+	p := &fakePass{ids: slices.Clone(ids)}
+	if s.cut != nil {
+		if p = s.cut; p != s.f.cut || !slices.Equal(ids, p.ids) {
+			return nil, errors.New("fed something else inside a pass")
 		}
 	}
+	s.cut, s.f.cut = p, nil
+	for ; p.done < s.f.info.Layers; p.done++ {
+		err := ctx.Err()
+		if err == nil && s.f.layer != nil {
+			err = s.f.layer(ctx)
+		}
+		if err != nil {
+			s.f.cut = p
+			return nil, err
+		}
+		if progress != nil {
+			progress(p.done+1, s.f.info.Layers)
+		}
+	}
+	s.cut = nil
 	s.f.mu.Lock()
 	s.f.fed = append(s.f.fed, len(ids))
 	s.f.mu.Unlock()

@@ -156,31 +156,66 @@ func (s *Server) run(ctx context.Context, g *generation, t *ticket) {
 	g.end(f, err)
 }
 
-func (s *Server) generate(ctx context.Context, g *generation) (finish, error) {
+// cutOff is a session that stands inside a pass, as its client left.
+type cutOff struct {
+	ids     []int // that it was fed, those of the pass included
+	session Session
+}
+
+// known gives a session that has been fed the longest known beginning of ids, how many
+// tokens that is, and the logits of the last if it is all of them. A session that was
+// cut off is forgotten unless it is this one: the engine goes on only inside its last pass.
+func (s *Server) known(ids []int) (Session, int, []float32) {
+	cut, beyond := s.cut, 0
+	s.cut = nil
+	if cut != nil && len(ids) >= len(cut.ids) && slices.Equal(ids[:len(cut.ids)], cut.ids) {
+		beyond = cut.session.Position()
+	} else {
+		cut = nil
+	}
+	switch session, n, logits := s.states.longest(ids, beyond); {
+	case session != nil:
+		return session, n, logits
+	case cut != nil:
+		return cut.session, beyond, nil
+	}
+	return s.model.NewSession(), 0, nil
+}
+
+func (s *Server) generate(ctx context.Context, g *generation) (end finish, err error) {
 	r, info := g.req, s.model.Info()
 	ids := g.ids()
-	session, known, logits := s.states.longest(ids)
-	if session == nil {
-		session = s.model.NewSession()
+	if len(g.rec.steps) > 0 { // of an answer whose client left, what was known then included
+		g.begin(0)
+		if g.replay() { // it did not leave before the end of the text
+			return finishStop, nil
+		}
+		if len(g.rec.steps) >= r.maxNew {
+			return finishLength, nil
+		}
 	}
+	session, known, logits := s.known(ids)
 	g.begin(min(known, len(r.prompt)))
-	s.activity.prompt(len(ids), known)
-	if g.replay() { // cut off by the end of a connection, not before the end of the text
-		return finishStop, nil
-	}
-	if len(g.rec.steps) >= r.maxNew {
-		return finishLength, nil
-	}
+	cut, layers := session.Suspended()
+	s.activity.prompt(len(ids), known, layers)
+	defer func() {
+		if cut, _ := session.Suspended(); err != nil && cut != nil {
+			s.cut = &cutOff{slices.Concat(g.ids()[:session.Position()], cut), session}
+		}
+	}()
 
 	// The prompt, pass by pass. What is finished stays known, whatever happens next.
 	var progress *state
 	rest := ids[known:]
-	chunks := prefill.Chunks(len(rest), info.PassRows)
+	chunks := prefill.Chunks(len(rest)-len(cut), info.PassRows)
+	if len(cut) > 0 {
+		chunks = append([]int{len(cut)}, chunks...)
+	}
 	for i, n := range chunks {
 		if i == len(chunks)-1 {
 			break // the last goes with the first new token
 		}
-		if _, err := session.Feed(ctx, rest[:n], s.activity.pass(s.model, i, len(chunks))); err != nil {
+		if _, err = session.Feed(ctx, rest[:n], s.activity.pass(s.model, i, len(chunks))); err != nil {
 			return "", err
 		}
 		rest = rest[n:]
@@ -212,11 +247,10 @@ func (s *Server) generate(ctx context.Context, g *generation) (finish, error) {
 		}
 		rest, fed = []int{id}, func([]float32) {}
 	}
-	f, err := s.decode(ctx, g, session, rest, len(chunks), fed)
-	if err == nil {
+	if end, err = s.decode(ctx, g, session, rest, len(chunks), fed); err == nil {
 		s.states.put(g.ids()[:session.Position()], session, nil, g.kept)
 	}
-	return f, err
+	return end, err
 }
 
 // decode feeds rest and generates to the end. fed is called with the first row.

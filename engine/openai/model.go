@@ -35,11 +35,13 @@ type Info struct {
 }
 
 // Session is a sequence of tokens with the model's state of it; see [engine.Session].
-// After an error of Feed or Generate, or a cancelled Generate, it is not used again.
+// After an error of Feed or Generate it is not used again, but for what
+// [engine.Session.Suspended] says.
 type Session interface {
 	Position() int
 	Bytes() int64
 	Fork() Session
+	Suspended() (ids []int, layers int)
 	Feed(ctx context.Context, ids []int, progress func(done, of int)) ([]float32, error)
 	Generate(ctx context.Context, r engine.Request) (engine.Result, error)
 	Save(w io.Writer, ids []int, logits []float32) error

@@ -25,6 +25,11 @@ func (s *Server) read(a api, w http.ResponseWriter, r *http.Request) (*request, 
 	if e := r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
 		return nil, &apiError{status: http.StatusUnsupportedMediaType, code: "unsupported_media_type", message: "a Content-Encoding is not supported: send the body as it is"}
 	}
+	tooLarge := &apiError{status: http.StatusRequestEntityTooLarge, code: "request_too_large", message: fmt.Sprintf("the body is larger than %d bytes: shorten it", s.o.MaxBytes)}
+	if r.ContentLength > s.o.MaxBytes {
+		w.Header().Set("Connection", "close") // it is not read, and "100 Continue" does not ask for it
+		return nil, tooLarge
+	}
 	select {
 	case s.reading <- struct{}{}:
 		defer func() { <-s.reading }()
@@ -42,7 +47,7 @@ func (s *Server) read(a api, w http.ResponseWriter, r *http.Request) (*request, 
 	var large *http.MaxBytesError
 	switch {
 	case errors.As(err, &large):
-		return nil, &apiError{status: http.StatusRequestEntityTooLarge, code: "request_too_large", message: fmt.Sprintf("the body is larger than %d bytes: shorten it", s.o.MaxBytes)}
+		return nil, tooLarge
 	case err != nil:
 		return nil, &apiError{status: http.StatusBadRequest, code: "incomplete_body", message: "the body did not come in whole and in time: send it again"}
 	}

@@ -130,6 +130,7 @@ type Server struct {
 	model    Model
 	queue    queue
 	states   *states
+	cut      *cutOff // by a client that left; whoever has the turn owns it
 	memo     *memo
 	activity activity
 	metrics  metrics

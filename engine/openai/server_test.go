@@ -149,11 +149,20 @@ func TestAClientThatLeavesStopsThePromptAndFindsItsPartLater(t *testing.T) {
 			t.Errorf("%d passes were finished, want 1", n)
 		}
 	}
+	// Another that asks the same hears where it goes on.
+	left := g.left.Load()
+	l := start(t, url+"/v1/chat/completions", streaming(long()))
+	l.until(fmt.Sprintf("%d of them known, and %d layers of what follows", f.passes()[0]+f.passes()[1], f.info.Layers-1))
+	l.cancel()
+	eventually(t, "the third was stopped", func() bool { return g.left.Load() == left+1 })
 	g.open()
 	before := f.passes()
 	got, c := wholeChat(t, url, long())
 	if got.Text != "Yes" {
 		t.Errorf("answer %+v", got)
+	}
+	if ran, want := g.entered.Load()-g.left.Load(), int64(len(f.passes())*f.info.Layers); ran != want {
+		t.Errorf("%d layers ran for %d passes, want %d", ran, len(f.passes()), want)
 	}
 	again := 0
 	for _, n := range f.passes()[len(before):] {
@@ -726,5 +735,21 @@ func TestABodyThatIsTooMuchIsRefused(t *testing.T) {
 	io.Copy(&b, c)
 	if !strings.Contains(b.String(), "400 Bad Request") || !strings.Contains(b.String(), "incomplete_body") {
 		t.Errorf("a body that stalls: %s", b.String())
+	}
+}
+
+func TestABodyThatSaysItIsTooLargeIsNotWaitedFor(t *testing.T) {
+	_, url := serve(t, newFake(), Options{MaxBytes: 200})
+	for _, expect := range []string{"", "Expect: 100-continue\r\n"} {
+		c, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(10 * time.Second)) // the body never comes
+		fmt.Fprintf(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 201\r\n%s\r\n", expect)
+		if line, err := newLines(c).ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 413 ") {
+			t.Errorf("%q: answered %q, %v", expect, line, err)
+		}
 	}
 }

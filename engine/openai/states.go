@@ -134,12 +134,12 @@ func (s *states) discard(path string, why error) {
 }
 
 // longest gives a session that has been fed the longest known beginning of ids, as
-// the caller's own, and how many tokens that is; nil if nothing is known. All of ids is
-// a known beginning only with its logits.
-func (s *states) longest(ids []int) (session Session, n int, logits []float32) {
+// the caller's own, and how many tokens that is; nil if no more than the first beyond are
+// known. All of ids is a known beginning only with its logits.
+func (s *states) longest(ids []int, beyond int) (session Session, n int, logits []float32) {
 	for {
 		s.mu.Lock()
-		best := s.find(ids)
+		best := s.find(ids, beyond)
 		if best == nil {
 			s.mu.Unlock()
 			return nil, 0, nil
@@ -169,10 +169,10 @@ func (s *states) longest(ids []int) (session Session, n int, logits []float32) {
 }
 
 // find is the entry with the longest usable beginning of ids.
-func (s *states) find(ids []int) *state {
+func (s *states) find(ids []int, beyond int) *state {
 	var best *state
 	for _, e := range s.entries {
-		if len(e.ids) > len(ids) || best != nil && len(e.ids) <= len(best.ids) || !slices.Equal(e.ids, ids[:len(e.ids)]) {
+		if len(e.ids) <= beyond || len(e.ids) > len(ids) || best != nil && len(e.ids) <= len(best.ids) || !slices.Equal(e.ids, ids[:len(e.ids)]) {
 			continue
 		}
 		// A state on disk only tells its logits when it is loaded; asking it is better than

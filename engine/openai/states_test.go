@@ -125,7 +125,7 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 		put(i, 1, 2, i)
 	}
 	known := func(ids ...int) int {
-		_, n, _ := st.longest(ids)
+		_, n, _ := st.longest(ids, 0)
 		return n
 	}
 	if known(1, 2, 59, 7) != 3 || known(1, 2, 58, 7) != 3 || known(1, 2, 0, 7) != 0 {
@@ -187,7 +187,7 @@ func TestTheDeepestKnownBeginningCounts(t *testing.T) {
 		{[]int{1, 2, 3, 4, 5}, 4},
 		{[]int{1, 2, 9}, 3}, // all of it, and what follows
 	} {
-		s, n, logits := st.longest(tt.ids)
+		s, n, logits := st.longest(tt.ids, 0)
 		if n != tt.want || n > 0 && s.Position() != n || (logits != nil) != (len(tt.ids) == 3 && tt.ids[2] == 9) {
 			t.Errorf("%v: %d tokens known, logits %v; want %d", tt.ids, n, logits, tt.want)
 		}
@@ -195,7 +195,7 @@ func TestTheDeepestKnownBeginningCounts(t *testing.T) {
 	// What takes another's place leaves none of it.
 	a := put(nil, 7, 7)
 	st.put([]int{7, 7, 7}, &fakeSession{f: f, ids: []int{7, 7, 7}}, nil, a)
-	if _, n, _ := st.longest([]int{7, 7, 8}); n != 0 {
+	if _, n, _ := st.longest([]int{7, 7, 8}, 0); n != 0 {
 		t.Error("the earlier state of a generation is still there")
 	}
 }
