@@ -17,6 +17,9 @@ type Pass struct {
 	Hold bool
 	// Progress, if set, is called after every layer.
 	Progress func(layer int)
+	// Watch, if set, is shown the stream [rows][hidden] after every layer. The view is valid
+	// during the call.
+	Watch func(layer int, stream kernel.Mat)
 }
 
 // Forward runs len(ids) rows, the tokens that follow st, through all layers and
@@ -83,6 +86,9 @@ func (m *Model) run(ctx context.Context, st *State, pass Pass) (kernel.Mat, erro
 			return kernel.Mat{}, err
 		}
 		m.observe(l, "stream", d.stream())
+		if pass.Watch != nil {
+			pass.Watch(l, d.stream())
+		}
 		m.passes++
 		if pass.Progress != nil {
 			pass.Progress(l)
@@ -130,7 +136,7 @@ func (m *Model) admit(st *State, ids []int, pass Pass) error {
 	switch {
 	case len(ids) == 0:
 		return fmt.Errorf("a pass needs at least one token")
-	case st.held > 0:
+	case st.held > 0 || st.past > 0:
 		return fmt.Errorf("the previous pass has not been committed")
 	case st.cut != nil && (st.cut != m.cut || pass.Hold || !slices.Equal(ids, st.cut.ids)):
 		return fmt.Errorf("the sequence was cut off inside a pass of %d tokens, and this is not what goes on with it: begin again from an earlier state", len(st.cut.ids))

@@ -29,6 +29,34 @@ type heldKDA struct {
 	u       [3]kernel.Mat // convolution inputs [rows][P]
 	k, v, a kernel.Mat    // normalised keys, values, decays [rows][P]
 	beta    kernel.Mat    // [rows][heads]
+	buf     []float32     // of all of them
+}
+
+// hold makes room for a pass that is not committed at once. It takes the place of one that
+// was: passes are checked over and over.
+func (m *Model) hold(rows int) *heldKDA {
+	h := &heldKDA{}
+	if n := len(m.spare); n > 0 {
+		h, m.spare = m.spare[n-1], m.spare[:n-1]
+	}
+	p, heads := kernel.Pad(m.Config.KDAHeads*m.Config.KDADim), kernel.Pad(m.Config.KDAHeads)
+	if n := rows * (6*p + heads); len(h.buf) < n {
+		h.buf = kernel.Floats(n)
+	}
+	rest := h.buf
+	mat := func(cols int) kernel.Mat {
+		x := kernel.Mat{Rows: rows, Cols: cols, Stride: kernel.Pad(cols)}
+		x.Data, rest = rest[:rows*x.Stride], rest[rows*x.Stride:]
+		if cols != x.Stride {
+			clear(x.Data)
+		}
+		return x
+	}
+	for _, x := range []*kernel.Mat{&h.u[0], &h.u[1], &h.u[2], &h.k, &h.v, &h.a} {
+		*x = mat(m.Config.KDAHeads * m.Config.KDADim)
+	}
+	h.beta = mat(m.Config.KDAHeads)
+	return h
 }
 
 // kda is attention by recurrence: out = O(norm(recurrence) * sigmoid(G x)).
@@ -36,15 +64,18 @@ func (m *Model) kda(out, x kernel.Mat, w *KDA, st *kdaState, hold bool) {
 	c := m.Config
 	rows, p, dim := x.Rows, c.KDAHeads*c.KDADim, c.KDADim
 	mat := m.arena.mat
+	var held heldKDA
 	if hold {
-		mat = kernel.NewMat // outlives the pass
+		st.held = m.hold(rows)
+		held = *st.held
+	} else {
+		for _, x := range []*kernel.Mat{&held.u[0], &held.u[1], &held.u[2], &held.k, &held.v, &held.a} {
+			*x = mat(rows, p)
+		}
+		held.beta = mat(rows, c.KDAHeads)
 	}
-	var u, y [3]kernel.Mat
-	for i := range u {
-		u[i], y[i] = mat(rows, p), mat(rows, p)
-	}
-	decay, beta := mat(rows, p), mat(rows, c.KDAHeads)
-	g, fa, o := m.arena.mat(rows, p), m.arena.mat(rows, dim), m.arena.mat(rows, p)
+	u, y, decay, beta := held.u, [3]kernel.Mat{mat(rows, p), held.k, held.v}, held.a, held.beta
+	g, fa, o := mat(rows, p), mat(rows, dim), mat(rows, p)
 	m.Pool.MatMul(
 		kernel.Job{Y: u[0], X: x, W: w.Q}, kernel.Job{Y: u[1], X: x, W: w.K}, kernel.Job{Y: u[2], X: x, W: w.V},
 		kernel.Job{Y: g, X: x, W: w.G}, kernel.Job{Y: fa, X: x, W: w.FA}, kernel.Job{Y: beta, X: x, W: w.B})
@@ -61,7 +92,9 @@ func (m *Model) kda(out, x kernel.Mat, w *KDA, st *kdaState, hold bool) {
 		lo, hi := h*dim, (h+1)*dim
 		s := st.head(h, dim)
 		if hold {
-			s = append([]float32(nil), s...)
+			own := sc.Floats(len(s))
+			copy(own, s)
+			s = own
 		}
 		for r := range rows {
 			qh, kh, vh, ah, oh := q.Row(r)[lo:hi], k.Row(r)[lo:hi], v.Row(r)[lo:hi], decay.Row(r)[lo:hi], o.Row(r)[lo:hi]
@@ -74,10 +107,7 @@ func (m *Model) kda(out, x kernel.Mat, w *KDA, st *kdaState, hold bool) {
 		}
 	})
 	m.Pool.MatMul(kernel.Job{Y: out, X: o, W: w.O})
-	st.held = nil
-	if hold {
-		st.held = &heldKDA{u: u, k: k, v: v, a: decay, beta: beta}
-	} else {
+	if !hold {
 		st.shift(u, rows)
 	}
 }
@@ -120,18 +150,21 @@ func (st *kdaState) shift(u [3]kernel.Mat, n int) {
 	}
 }
 
-// commit replays the first n held rows onto the state. The recurrence is the same
-// kernel in the same order, so the state equals that of a pass over n rows.
-func (st *kdaState) commit(p *kernel.Pool, heads, dim, n int) {
+// replay applies the held rows from to to-1 to the state. The recurrence is the same
+// kernel in the same order, so the state equals that of a pass over those rows.
+func (st *kdaState) replay(p *kernel.Pool, heads, dim, from, to int) {
 	d := st.held
-	st.held = nil
-	p.RunCost(heads, n*dim*2*dim, func(sc *kernel.Scratch, h int) {
+	p.RunCost(heads, (to-from)*dim*2*dim, func(_ *kernel.Scratch, h int) {
 		lo, hi := h*dim, (h+1)*dim
 		o := make([]float32, dim)
-		for r := range n {
+		for r := from; r < to; r++ {
 			k := d.k.Row(r)[lo:hi]
 			kernel.KDAStep(st.head(h, dim), stateStride(dim), d.a.Row(r)[lo:hi], k, k, d.v.Row(r)[lo:hi], d.beta.Row(r)[h], o)
 		}
 	})
-	st.shift(d.u, n)
+	var u [3]kernel.Mat
+	for i := range u {
+		u[i] = d.u[i].Slice(from, to)
+	}
+	st.shift(u, to-from)
 }

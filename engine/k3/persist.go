@@ -51,6 +51,9 @@ type Saved struct {
 func (s Saved) Save(w io.Writer, key [32]byte) error {
 	st := s.State
 	st.whole()
+	if st.held > 0 {
+		panic("k3: a state with rows that are not committed cannot be saved: fork it")
+	}
 	if len(s.IDs) != st.pos || len(s.Logits) != 0 && len(s.Logits) != st.config.Vocab {
 		return fmt.Errorf("a state of %d positions cannot be saved with %d ids and %d logits", st.pos, len(s.IDs), len(s.Logits))
 	}

@@ -21,6 +21,18 @@ func StateBytes(c *checkpoint.Config, positions int) int64 {
 	return 4 * floats
 }
 
+// HeldBytes is what a held pass of rows rows takes besides: the inputs of the recurrences
+// until it is committed, and logits for all rows instead of one.
+func HeldBytes(c *checkpoint.Config, rows int) int64 {
+	floats := int64(rows-1) * int64(kernel.Pad(c.Vocab))
+	for _, mla := range c.MLA {
+		if !mla {
+			floats += int64(rows) * int64(6*kernel.Pad(c.KDAHeads*c.KDADim)+kernel.Pad(c.KDAHeads))
+		}
+	}
+	return 4 * floats
+}
+
 // PassBytes is the memory that the intermediate values of a pass of rows rows take,
 // the results of reorder experts that wait for a lower id included.
 func PassBytes(c *checkpoint.Config, rows, reorder int) int64 {

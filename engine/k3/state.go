@@ -11,7 +11,8 @@ import (
 // recurrent matrices and the convolution tail, per MLA layer the latent cache.
 type State struct {
 	pos    int  // committed positions
-	held   int  // rows of a pass that is not committed yet
+	held   int  // rows of a pass that are not committed yet
+	past   int  // rows of it that are
 	cut    *cut // the pass that the state stands inside of; unless it is the model's too, the state is unusable
 	config *checkpoint.Config
 	kda    []kdaState
@@ -40,15 +41,15 @@ func NewState(c *checkpoint.Config) *State {
 // Position is the number of committed tokens.
 func (st *State) Position() int { return st.pos }
 
-// whole panics unless st stands between two passes.
+// whole panics if st stands inside a pass that was ended by an error.
 func (st *State) whole() {
-	if st.held > 0 || st.cut != nil {
+	if st.cut != nil {
 		panic("k3: a copy of a state inside a pass")
 	}
 }
 
-// Fork returns an independent copy. It panics if a pass is not committed, or was
-// ended by an error.
+// Fork returns an independent copy, without rows that are not committed. It panics if a
+// pass was ended by an error.
 func (st *State) Fork() *State {
 	st.whole()
 	f := &State{pos: st.pos, config: st.config, kda: make([]kdaState, len(st.kda)), mla: make([]mlaState, len(st.mla))}
@@ -58,6 +59,9 @@ func (st *State) Fork() *State {
 		f.mla[l] = st.mla[l]
 		f.mla[l].latent.Data = append([]float32(nil), st.mla[l].latent.Data...)
 		f.mla[l].key.Data = append([]float32(nil), st.mla[l].key.Data...)
+		if st.config.MLA[l] {
+			f.mla[l].truncate(st.pos)
+		}
 	}
 	return f
 }
@@ -74,19 +78,36 @@ func (st *State) Bytes() int64 {
 	return 4 * int64(n)
 }
 
-// Commit keeps the first n rows of the held pass and forgets the rest. The state
-// is then, bit for bit, that of a pass over those n rows alone.
-func (m *Model) Commit(st *State, n int) error {
+// Advance commits the next n rows of the held pass and leaves the others held.
+func (m *Model) Advance(st *State, n int) error {
 	if n < 0 || n > st.held {
 		return fmt.Errorf("commit of %d rows: %d are held", n, st.held)
 	}
+	if n == 0 {
+		return nil
+	}
 	for l := range st.kda {
-		if st.config.MLA[l] {
-			st.mla[l].truncate(st.pos + n)
-		} else {
-			st.kda[l].commit(m.Pool, st.config.KDAHeads, st.config.KDADim, n)
+		if !st.config.MLA[l] {
+			st.kda[l].replay(m.Pool, st.config.KDAHeads, st.config.KDADim, st.past, st.past+n)
 		}
 	}
-	st.pos, st.held = st.pos+n, 0
+	st.pos, st.held, st.past = st.pos+n, st.held-n, st.past+n
+	return nil
+}
+
+// Commit keeps the next n rows of the held pass and forgets the rest. The state
+// is then, bit for bit, that of a pass over the committed rows alone.
+func (m *Model) Commit(st *State, n int) error {
+	if err := m.Advance(st, n); err != nil {
+		return err
+	}
+	for l := range st.kda {
+		if st.config.MLA[l] {
+			st.mla[l].truncate(st.pos)
+		} else if held := st.kda[l].held; held != nil {
+			st.kda[l].held, m.spare = nil, append(m.spare, held)
+		}
+	}
+	st.held, st.past = 0, 0
 	return nil
 }

@@ -72,8 +72,9 @@ func spanOf(x []float32) span {
 // Scratch is a worker's private memory; buf grows to what a kernel asks for.
 type Scratch struct{ buf []float32 }
 
-// floats returns n values of unspecified content, cache-line aligned.
-func (s *Scratch) floats(n int) []float32 {
+// Floats returns n values of unspecified content, cache-line aligned, valid until the next
+// call.
+func (s *Scratch) Floats(n int) []float32 {
 	if len(s.buf) < n {
 		s.buf = Floats(n)
 	}

@@ -101,7 +101,7 @@ func gemmTiles(k *tiler, y []float32, ys int, w *Matrix, lo, hi int, x *acts, s 
 		rows := min(passRows, x.rows-r0)
 		for o := lo; o < hi; o += chunk {
 			n := min(chunk, hi-o)
-			buf := s.floats(rows*n*8 + tileChunk*tilePanel*Lane32)
+			buf := s.Floats(rows*n*8 + tileChunk*tilePanel*Lane32)
 			acc, wide := buf[:rows*n*8], buf[rows*n*8:]
 			clear(acc)
 			for b := 0; b < blocks; b += panel {
@@ -181,7 +181,7 @@ func (k *thin) gemm(y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scra
 	panel = min(panel, blocks)
 	for r0 := 0; r0 < x.rows; r0 += passRows {
 		rows := min(passRows, x.rows-r0)
-		acc := s.floats(rows * n * 8)
+		acc := s.Floats(rows * n * 8)
 		clear(acc)
 		for b := 0; b < blocks; b += panel {
 			nb := min(panel, blocks-b)

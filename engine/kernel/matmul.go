@@ -64,7 +64,7 @@ func (p *Pool) packAll(jobs []Job) []acts {
 			need += j.Y.Rows * j.W.Stride
 		}
 	}
-	buf := p.pack.floats(need)
+	buf := p.pack.Floats(need)
 	for i := range jobs {
 		j := &jobs[i]
 		switch {

@@ -183,7 +183,7 @@ func chainAVX2(y []float32, ys int, w *Matrix, x []float32, xs, rows int, s *Scr
 		return
 	}
 	if w.Format == Int8 || w.Format == MXFP4 {
-		row := s.floats(w.Cols)
+		row := s.Floats(w.Cols)
 		for j := range w.Rows {
 			w.Widen(row, j)
 			for r := range rows {

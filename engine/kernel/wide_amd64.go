@@ -123,7 +123,7 @@ func (k *wide) gemm(y []float32, ys int, w *Matrix, lo, hi int, x *acts, s *Scra
 	panel = min(panel, blocks)
 	for r0, rows := 0, 0; r0 < x.rows; r0 += rows {
 		rows = evenly(x.rows-r0, passRows)
-		buf := s.floats(rows*n*8 + widePanel*Lane32*wideHeight)
+		buf := s.Floats(rows*n*8 + widePanel*Lane32*wideHeight)
 		acc, wide := buf[:rows*n*8], buf[rows*n*8:]
 		clear(acc)
 		for b := 0; b < blocks; b += panel {
