@@ -34,9 +34,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"runtime"
 
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/draft"
 	"deltafin/engine/drive"
 	"deltafin/engine/expert"
 	"deltafin/engine/k3"
@@ -71,6 +73,10 @@ type Options struct {
 	Slots        int      // experts on their way at once; 0 means as many as a token uses and a few more
 	SpinePack    string   // packed dense weights; "" means the checkpoint's shards
 
+	Draft     []string         // proposers: "ngram", or the directory of a draft model
+	Guesses   int              // tokens to try always; 0 means as many as pay
+	Proposers []draft.Proposer // further proposers, of the caller's own; the engine closes them
+
 	Heat  string            // file that counts how often experts are used, across runs; "" for none
 	Trace io.Writer         // gets the routes of every pass; nil for none
 	Warn  func(line string) // gets remarks such as a drive that failed; nil logs them
@@ -88,6 +94,10 @@ type Engine struct {
 	experts *expert.Source
 	model   k3.Model
 	ledger  Ledger
+
+	proposers []draft.Proposer
+	chooser   *draft.Chooser
+	warn      func(string)
 }
 
 // Open opens the checkpoint in dir, checks that it is complete, and shares the memory
@@ -109,11 +119,17 @@ func (e *Engine) open(ctx context.Context, o Options) error {
 	if o.Threads <= 0 {
 		o.Threads = runtime.GOMAXPROCS(0)
 	}
-	ledger, so, xo, err := layout(e.ck, o)
+	if e.warn = o.Warn; e.warn == nil {
+		e.warn = func(line string) { slog.Warn(line) }
+	}
+	e.model.Pool = kernel.NewPool(o.Threads)
+	e.openProposers(o)
+	ledger, so, xo, err := layout(e.ck, o, e.proposerBytes)
 	if err != nil {
 		return err
 	}
 	e.ledger = ledger
+	e.startChoosing(o)
 	if o.Drive.Warn == nil {
 		o.Drive.Warn = o.Warn
 	}
@@ -132,13 +148,16 @@ func (e *Engine) open(ctx context.Context, o Options) error {
 	if e.experts, err = expert.Open(e.ck, e.drives, xo); err != nil {
 		return err
 	}
-	e.model = k3.Model{Config: e.ck.Config(), Spine: e.spine, Experts: e.experts, Pool: kernel.NewPool(o.Threads), ObserveRoutes: e.experts.Observe}
+	e.model.Config, e.model.Spine, e.model.Experts, e.model.ObserveRoutes = e.ck.Config(), e.spine, e.experts, e.experts.Observe
 	return nil
 }
 
 // Close waits for reads on their way and releases files, memory and workers.
 func (e *Engine) Close() error {
 	var errs []error
+	for _, p := range e.proposers {
+		errs = append(errs, p.Close())
+	}
 	if e.experts != nil {
 		errs = append(errs, e.experts.Close())
 	}

@@ -9,13 +9,14 @@ import (
 	"slices"
 	"time"
 
+	"deltafin/engine/draft"
 	"deltafin/engine/k3"
 	"deltafin/engine/kernel"
 	"deltafin/engine/machine"
 	"deltafin/prefill"
 )
 
-// Request is one greedy generation.
+// Request is one generation.
 type Request struct {
 	Prompt []int // tokens to feed first; at least one
 	MaxNew int   // most tokens to generate
@@ -25,8 +26,12 @@ type Request struct {
 	// token included, before [Request.Token] gets the token. The session then stands right
 	// after the tokens that led to the row and may be forked. The row is valid during the call.
 	Logits func(row []float32)
+	// Choose, if set, chooses each token from its row and its position. Guesses are checked
+	// against its choice, so it must depend on nothing else. By default it is the most likely token, the
+	// lowest id among equals.
+	Choose func(row []float32, position int) int
 	// Token, if set, receives each generated token; an error of it ends the
-	// generation and is returned.
+	// generation and is returned. The session stands as for Logits.
 	Token func(id int) error
 	// Progress, if set, is called during the prompt, see [Session.Feed].
 	Progress func(done, of int)
@@ -55,19 +60,20 @@ type Result struct {
 // Stats are the measurements of one generation. Expert bytes are those of all its
 // passes, prompt and decode: Read + Resident - Wasted == Union.
 type Stats struct {
-	PromptTokens   int     `json:"prompt_tokens"`
-	NewTokens      int     `json:"new_tokens"`
-	PrefillSeconds float64 `json:"prefill_seconds"` // to the first token
-	DecodeSeconds  float64 `json:"decode_seconds"`  // of the tokens after the first
-	LayerPasses    int64   `json:"layer_passes"`    // of the prompt
-	ExpertUnion    int64   `json:"expert_bytes_union"`
-	ExpertRead     int64   `json:"expert_bytes_read"`
-	ExpertResident int64   `json:"expert_bytes_resident"`
-	ExpertAhead    int64   `json:"expert_bytes_ahead"`
-	ExpertWasted   int64   `json:"expert_bytes_wasted"`
-	PeakRSS        int64   `json:"peak_rss_bytes"`
-	PrefillParts   Parts   `json:"prefill_parts_seconds"`
-	DecodeParts    Parts   `json:"decode_parts_seconds"`
+	PromptTokens   int          `json:"prompt_tokens"`
+	NewTokens      int          `json:"new_tokens"`
+	PrefillSeconds float64      `json:"prefill_seconds"` // to the first token
+	DecodeSeconds  float64      `json:"decode_seconds"`  // of the tokens after the first
+	LayerPasses    int64        `json:"layer_passes"`    // of the prompt
+	ExpertUnion    int64        `json:"expert_bytes_union"`
+	ExpertRead     int64        `json:"expert_bytes_read"`
+	ExpertResident int64        `json:"expert_bytes_resident"`
+	ExpertAhead    int64        `json:"expert_bytes_ahead"`
+	ExpertWasted   int64        `json:"expert_bytes_wasted"`
+	PeakRSS        int64        `json:"peak_rss_bytes"`
+	PrefillParts   Parts        `json:"prefill_parts_seconds"`
+	DecodeParts    Parts        `json:"decode_parts_seconds"`
+	Draft          *draft.Stats `json:"draft,omitempty"` // nil without proposers
 }
 
 // Parts is the wall-clock time of each component, in seconds. Experts includes
@@ -104,11 +110,12 @@ func rate(n int, seconds float64) float64 {
 	return float64(n) / seconds
 }
 
-// Generate feeds the prompt and then, token by token, what the model finds most
-// likely (the lowest id among equals).
+// Generate feeds the prompt and then generates. What proposers guess is checked in one
+// pass with the token before it, and kept as far as it is what the model chooses anyway: with and
+// without them the result is the same, callbacks included.
 func (s *Session) Generate(ctx context.Context, r Request) (Result, error) {
-	m := &s.engine.model
-	counters, times, began := m.Counters(), m.Times(), time.Now()
+	m, chooser := &s.engine.model, s.engine.chooser
+	counters, times, guessed, began := m.Counters(), m.Times(), chooser.Stats(), time.Now()
 	hash := sha256.New()
 	res := Result{Finish: FinishLength}
 	finish := func(err error) (Result, error) {
@@ -119,6 +126,10 @@ func (s *Session) Generate(ctx context.Context, r Request) (Result, error) {
 		st := &res.Stats
 		st.PromptTokens, st.NewTokens, st.PeakRSS = len(r.Prompt), len(res.IDs), machine.PeakRSS()
 		st.setExperts(m.Counters().Sub(counters))
+		if len(s.drafts) > 0 {
+			d := chooser.Stats().Sub(guessed)
+			st.Draft = &d
+		}
 		return res, err
 	}
 
@@ -131,28 +142,47 @@ func (s *Session) Generate(ctx context.Context, r Request) (Result, error) {
 		return finish(err)
 	}
 	began, times = time.Now(), m.Times()
+	b := block{rows: [][]float32{logits}}
 	for len(res.IDs) < r.MaxNew {
-		hash.Write(kernel.AsBytes(logits))
+		row := b.rows[b.right]
+		hash.Write(kernel.AsBytes(row))
 		if r.Logits != nil {
-			r.Logits(logits)
+			r.Logits(row)
 		}
-		id := kernel.ArgMax(logits)
+		var id int
+		if r.Choose != nil {
+			id = r.Choose(row, s.Position())
+		} else {
+			id = kernel.ArgMax(row)
+		}
+		guessed := b.compare(id)
 		if slices.Contains(r.Stop, id) {
 			res.Finish = FinishStop
 			break
 		}
 		res.IDs = append(res.IDs, id)
 		if r.Token != nil {
-			if err := r.Token(id); err != nil {
-				return finish(fmt.Errorf("token %d: %w", id, err))
+			if err = r.Token(id); err != nil {
+				err = fmt.Errorf("token %d: %w", id, err)
+				break
 			}
 		}
 		if len(res.IDs) == r.MaxNew || s.Position() == s.engine.ledger.Context {
 			break
 		}
-		if logits, err = s.Feed(ctx, []int{id}, nil); err != nil {
+		if guessed {
+			s.accept(1)
+			continue
+		}
+		if err = s.finish(&b); err != nil {
 			break
 		}
+		if b, err = s.next(ctx, id, r.MaxNew-len(res.IDs)-1); err != nil {
+			break
+		}
+	}
+	if end := s.finish(&b); err == nil {
+		err = end
 	}
 	st.DecodeSeconds = time.Since(began).Seconds()
 	st.DecodeParts = parts(m.Times().Sub(times))

@@ -27,6 +27,7 @@ type Ledger struct {
 	Spine    int64 `json:"spine"`    // dense weights: resident ones, and the ring that streams the others
 	Resident int64 `json:"resident"` // experts that stay
 	Reserved int64 `json:"reserved"` // for the caller: a server's kept conversations
+	Draft    int64 `json:"draft"`    // proposers, and passes that check their guesses
 
 	PassRows int `json:"pass_rows"`
 	Context  int `json:"context"`
@@ -46,6 +47,7 @@ func (l Ledger) String() string {
 		{"dense weights", l.Spine},
 		{"resident experts", l.Resident},
 		{"kept conversations", l.Reserved},
+		{"drafts", l.Draft},
 	} {
 		if e.bytes == 0 {
 			continue
@@ -72,7 +74,7 @@ const (
 // layout shares the memory out. Nothing below the floor works: the state, a small
 // pass, a few slots, and a ring for the dense weights. What is left goes, in this order, to
 // slots enough for a token's experts, to rows of a pass, to dense weights, to experts.
-func layout(ck *checkpoint.Checkpoint, o Options) (Ledger, spine.Options, expert.Options, error) {
+func layout(ck *checkpoint.Checkpoint, o Options, draft func(context int, most int64) int64) (Ledger, spine.Options, expert.Options, error) {
 	c := ck.Config()
 	l := Ledger{Limit: o.Memory, Runtime: runtimeBytes, Context: min(o.Context, c.MaxPositions), Reserved: o.Reserve}
 	if l.Limit <= 0 {
@@ -120,6 +122,7 @@ func layout(ck *checkpoint.Checkpoint, o Options) (Ledger, spine.Options, expert
 		x.Slots++
 		spend(&l.Slots, expert.Memory(ck, x, drives))
 	}
+	spend(&l.Draft, draft(l.Context, left))
 	for share := left / passShare; l.PassRows < most; {
 		rows := min(2*l.PassRows, most)
 		if bytes := k3.PassBytes(c, rows, expertReorder); bytes-l.Pass > share {

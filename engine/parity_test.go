@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -112,6 +113,24 @@ func tiled(t *testing.T, e *Engine, ids []int, _ []int, from int) [][]float32 {
 	return rows
 }
 
+// drafted generates the text with guesses on the way, and checks that it is the text.
+func drafted(t *testing.T, e *Engine, ids []int, _ []int, from int) (rows [][]float32) {
+	t.Helper()
+	s := e.NewSession()
+	if _, err := s.Generate(context.Background(), Request{
+		Prompt: ids[:from+1], MaxNew: len(ids) - from,
+		Logits: func(row []float32) {
+			rows = append(rows, slices.Clone(row))
+			if len(rows)%5 == 3 {
+				s.Fork() // nobody notices
+			}
+		},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
 func every(n int) func(int) []int {
 	return func(total int) (s []int) {
 		for ; total > n; total -= n {
@@ -171,6 +190,13 @@ func variations() []variation {
 			}
 			return func() { _ = kernel.Use(before) }
 		}})
+	}
+	for _, k := range []int{0, 1, 2, 3, 4, 5, 6, 7, 8} {
+		name := fmt.Sprintf("lookup, %d guesses", k)
+		if k == 0 {
+			name = "lookup"
+		}
+		vs = append(vs, variation{name: name, run: drafted, options: Options{Draft: []string{"ngram"}, Guesses: k}})
 	}
 	var all []string
 	for _, s := range opt.All() {

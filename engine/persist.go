@@ -6,13 +6,20 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/k3"
 )
 
-// Bytes is the memory that the session's state occupies.
-func (s *Session) Bytes() int64 { return s.state.Bytes() }
+// Bytes is the memory that the session occupies.
+func (s *Session) Bytes() int64 {
+	n := s.state.Bytes() + 8*int64(cap(s.tokens))
+	for _, d := range s.drafts {
+		n += d.Bytes()
+	}
+	return n
+}
 
 // Save writes the session's state, with the tokens that were fed and, unless nil,
 // the logits [vocab] of the last of them. digest is [Engine.Digest].
@@ -30,7 +37,7 @@ func (e *Engine) LoadSession(r io.Reader, size int64, digest [32]byte) (s *Sessi
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	return &Session{engine: e, state: saved.State}, saved.IDs, saved.Logits, nil
+	return e.session(saved.State, slices.Clone(saved.IDs)), saved.IDs, saved.Logits, nil
 }
 
 // ReadSessionIDs reads only the tokens of what [Session.Save] wrote.

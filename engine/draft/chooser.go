@@ -285,8 +285,9 @@ const probeShare = 0.25
 // room is how many seconds guessing may still lose.
 func (c *Chooser) room() float64 { return c.seconds(1) + lossShare*c.spent - c.lost }
 
-// Passed tells how many of the guesses were right, and how long the pass took.
-func (c *Chooser) Passed(right int, took time.Duration) {
+// Passed tells how many of the guesses were compared with what the model chose, how many
+// of these were right before the first that was not, and how long the pass took.
+func (c *Chooser) Passed(compared, right int, took time.Duration) {
 	rows := len(c.guesses) + 1
 	c.measured(rows, took.Seconds())
 	c.spent += took.Seconds() + c.asking
@@ -309,7 +310,7 @@ func (c *Chooser) Passed(right int, took time.Duration) {
 	a.stats.Passes++
 	a.stats.Checked += len(c.guesses)
 	a.stats.Accepted += right
-	for i, g := range c.guesses[:min(right+1, len(c.guesses))] {
+	for i, g := range c.guesses[:min(right+1, compared)] {
 		a.levels[level(g.P)].add(i < right)
 		a.stats.At[i].All++
 		if i < right {

@@ -57,7 +57,7 @@ func (w world) decode(t *testing.T, c *Chooser, tokens int, seed uint64) (took, 
 		}
 		pass := w.cost(len(g)+1) * max(1+w.noise*rng.NormFloat64(), 0.3)
 		took += pass + thought
-		c.Passed(right, time.Duration(pass*1e9))
+		c.Passed(len(g), right, time.Duration(pass*1e9))
 		n += right + 1
 	}
 	return took, float64(tokens) * w.cost(1)
@@ -162,7 +162,7 @@ func TestForcedGuessesAreAlwaysChecked(t *testing.T) {
 		if err != nil || len(g) != 3 {
 			t.Fatalf("%d guesses, error %v", len(g), err)
 		}
-		c.Passed(0, time.Second)
+		c.Passed(len(g), 0, time.Second)
 	}
 	if g, _ := c.Next(1, func(_, k int) ([]Guess, error) { return make([]Guess, k), nil }); len(g) != 1 {
 		t.Errorf("%d guesses where one has room", len(g))
@@ -188,7 +188,7 @@ func TestAProposerThatFailsIsNotAskedAgain(t *testing.T) {
 			if len(g) > 4 {
 				t.Fatalf("%d guesses where 4 have room", len(g))
 			}
-			c.Passed(len(g), time.Second)
+			c.Passed(len(g), len(g), time.Second)
 		}
 		if len(errs) != 1 || asked[0] != 1 || asked[1] < 20 {
 			t.Errorf("force %d: errors %v, asked %v", force, errs, asked)

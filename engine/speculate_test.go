@@ -1,0 +1,303 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"deltafin/engine/draft"
+	"deltafin/engine/kernel"
+	"deltafin/golden"
+)
+
+// liar proposes what it was made to.
+type liar struct {
+	name    string
+	memory  int64
+	propose func(tokens []int, k int) ([]draft.Guess, error)
+}
+
+func (l liar) Name() string             { return l.name }
+func (l liar) Bytes(int) (int64, int64) { return l.memory, 0 }
+func (l liar) Start() draft.Sequence    { return lie{l} }
+func (l liar) Close() error             { return nil }
+
+type lie struct{ liar }
+
+func (l lie) Bytes() int64         { return 0 }
+func (l lie) Fork() draft.Sequence { return l }
+
+func (l lie) Propose(_ context.Context, tokens []int, k int) ([]draft.Guess, error) {
+	return l.propose(tokens, k)
+}
+
+func sure(ids ...int) (g []draft.Guess) {
+	for _, id := range ids {
+		g = append(g, draft.Guess{ID: id, P: 0.9})
+	}
+	return g
+}
+
+// stateHash is over everything that a session goes on from.
+func stateHash(t *testing.T, s *Session) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := s.Fork().Save(&b, [32]byte{}, s.tokens, nil); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%d %x", s.Position(), sha256.Sum256(b.Bytes()))
+}
+
+// TestGuessesChangeNothing is the whole promise of speculative decoding, kept against
+// proposers of every kind of malice: ids, logits and the state afterwards are those of plain
+// decoding.
+func TestGuessesChangeNothing(t *testing.T) {
+	const vocab = 256
+	texts, length, ks := 2, 60, []int{0, 2, 8}
+	if *full {
+		texts, length, ks = 4, 120, []int{0, 1, 2, 3, 5, 8}
+	}
+	ctx := context.Background()
+	plain := openSet(t, "tiny-a", Options{})
+	if plain.Config().Vocab < vocab {
+		t.Fatal("the miniature's vocabulary shrank")
+	}
+	var truth []int // what plain decoding gave, for proposers that know
+	rng := rand.New(rand.NewPCG(5, 6))
+	random := func(_ []int, k int) ([]draft.Guess, error) {
+		g := make([]draft.Guess, rng.IntN(k+1))
+		for i := range g {
+			g[i] = draft.Guess{ID: rng.IntN(vocab), P: rng.Float32()}
+		}
+		return g, nil
+	}
+	right := func(tokens []int, k int) []int {
+		if len(tokens) >= len(truth) {
+			return nil
+		}
+		return slices.Clone(truth[len(tokens):min(len(tokens)+k, len(truth))])
+	}
+	proposers := []liar{
+		{name: "random", propose: random},
+		{name: "always wrong", propose: func(tokens []int, k int) ([]draft.Guess, error) {
+			ids := right(tokens, k)
+			for i := range ids {
+				ids[i] = (ids[i] + 1) % vocab
+			}
+			return sure(ids...), nil
+		}},
+		{name: "right", propose: func(tokens []int, k int) ([]draft.Guess, error) { return sure(right(tokens, k)...), nil }},
+		{name: "right, then wrong", propose: func(tokens []int, k int) ([]draft.Guess, error) {
+			ids := right(tokens, k)
+			for i := range ids {
+				if i > len(tokens)%5 {
+					ids[i] = (ids[i] + 1) % vocab
+				}
+			}
+			return sure(ids...), nil
+		}},
+		{name: "longer than the context", propose: func(_ []int, k int) ([]draft.Guess, error) {
+			return sure(make([]int, 5000)...), nil
+		}},
+		{name: "empty", propose: func([]int, int) ([]draft.Guess, error) { return nil, nil }},
+		{name: "lookup", propose: nil},
+	}
+	steps := 0
+	for _, p := range proposers {
+		for _, k := range ks {
+			o := Options{Guesses: k, Proposers: []draft.Proposer{p}, Context: 200}
+			if p.propose == nil {
+				o.Proposers, o.Draft = nil, []string{"ngram"}
+			}
+			e := openSet(t, "tiny-a", o)
+			for text := range texts {
+				seed := rand.New(rand.NewPCG(uint64(text), 1))
+				prompt := []int{seed.IntN(vocab), seed.IntN(vocab), seed.IntN(vocab)}
+				r := Request{Prompt: prompt, MaxNew: length, Stop: []int{seed.IntN(vocab)}}
+				if text%3 == 0 {
+					r.MaxNew = 1000 // the context ends it
+				}
+				if text%4 == 1 { // as sampling does
+					r.Choose = func(row []float32, position int) int {
+						best := kernel.ArgMax(row)
+						if position%3 == 0 {
+							best = (best + position) % vocab
+						}
+						return best
+					}
+				}
+				want := plain.NewSession()
+				plain.ledger.Context = e.ledger.Context
+				a, err := want.Generate(ctx, r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				truth = append(slices.Clone(prompt), a.IDs...)
+				got := e.NewSession()
+				var fork *Session // of a moment in the middle
+				at := seed.IntN(len(a.IDs)/2 + 1)
+				n := 0
+				r.Token = func(id int) error {
+					if got.Position() != len(prompt)+n || id != a.IDs[n] {
+						t.Fatalf("token %d is %d at position %d", n, id, got.Position())
+					}
+					if n++; n == at {
+						fork = got.Fork()
+					}
+					return nil
+				}
+				b, err := got.Generate(ctx, r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				what := fmt.Sprintf("%s, %d guesses, text %d", p.name, k, text)
+				if !slices.Equal(a.IDs, b.IDs) || a.LogitsSHA256 != b.LogitsSHA256 || a.Finish != b.Finish {
+					t.Fatalf("%s: %d tokens %s %s, plain %d %s %s", what, len(b.IDs), b.LogitsSHA256, b.Finish, len(a.IDs), a.LogitsSHA256, a.Finish)
+				}
+				if g, w := stateHash(t, got), stateHash(t, want); g != w {
+					t.Fatalf("%s: state %s, plain %s", what, g, w)
+				}
+				if fork != nil { // it goes on to the same end
+					rest := truth[fork.Position():got.Position()]
+					if len(rest) > 0 {
+						if _, err := fork.Feed(ctx, rest, nil); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if g, w := stateHash(t, fork), stateHash(t, want); g != w {
+						t.Fatalf("%s: a fork of the middle comes to state %s, plain %s", what, g, w)
+					}
+				}
+				steps += b.Stats.Draft.Passes
+			}
+		}
+	}
+	if *full && steps < 10000 {
+		t.Errorf("only %d passes were tried", steps)
+	}
+	t.Logf("%d passes", steps)
+}
+
+// TestADraftedTextEndsAnywhere lets the caller, the context and the number of tokens end a
+// text in the middle of what was guessed right.
+func TestADraftedTextEndsAnywhere(t *testing.T) {
+	ctx := context.Background()
+	c, err := golden.Find("nano", "france")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := openSet(t, "nano", Options{})
+	truth := append(slices.Clone(c.PromptIDs), c.Greedy...)
+	e := openSet(t, "nano", Options{Guesses: 8, Proposers: []draft.Proposer{liar{name: "right", propose: func(tokens []int, k int) ([]draft.Guess, error) {
+		return sure(truth[len(tokens):min(len(tokens)+k, len(truth))]...), nil
+	}}}})
+	enough := errors.New("enough")
+	for n := 1; n < len(c.Greedy); n++ {
+		want := plain.NewSession()
+		if _, err := want.Feed(ctx, truth[:len(c.PromptIDs)+n-1], nil); err != nil {
+			t.Fatal(err)
+		}
+		hash := stateHash(t, want)
+		for name, r := range map[string]Request{
+			"caller":           {MaxNew: 1000, Token: func(id int) error { return enough }},
+			"number of tokens": {MaxNew: n},
+			"stop token":       {MaxNew: 1000, Stop: []int{-1}},
+		} {
+			i := 0
+			r.Prompt = c.PromptIDs
+			switch {
+			case r.Token != nil:
+				r.Token = func(int) error {
+					if i++; i == n {
+						return enough
+					}
+					return nil
+				}
+			case r.Stop != nil:
+				if slices.Contains(c.Greedy[:n-1], c.Greedy[n-1]) {
+					continue // it would end before
+				}
+				r.Stop = []int{c.Greedy[n-1]}
+			}
+			s := e.NewSession()
+			res, err := s.Generate(ctx, r)
+			if (name == "caller") != errors.Is(err, enough) {
+				t.Fatalf("%s after %d tokens: %v", name, n, err)
+			}
+			if len(res.IDs) > n || len(res.IDs) < n-1 {
+				t.Errorf("%s after %d tokens: there are %d", name, n, len(res.IDs))
+			}
+			if got := stateHash(t, s); got != hash {
+				t.Errorf("%s after %d tokens: state %s, want %s", name, n, got, hash)
+			}
+			// And it goes on from there.
+			if _, err := s.Feed(ctx, truth[s.Position():], nil); err != nil {
+				t.Errorf("%s after %d tokens: %v", name, n, err)
+			}
+		}
+	}
+}
+
+// TestAProposerCannotMakeARunFail gives an engine proposers that break.
+func TestAProposerCannotMakeARunFail(t *testing.T) {
+	c, err := golden.Find("nano", "france")
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := func([]int, int) ([]draft.Guess, error) { return nil, errors.New("the weights are torn") }
+	for _, tt := range []struct {
+		name    string
+		options Options
+		remark  string
+	}{
+		{"an error", Options{Proposers: []draft.Proposer{liar{name: "x", propose: broken}}}, "the weights are torn"},
+		{"an error of a forced one", Options{Guesses: 4, Proposers: []draft.Proposer{liar{name: "x", propose: broken}}}, "the weights are torn"},
+		{"tokens that do not exist", Options{Proposers: []draft.Proposer{liar{name: "x", propose: func(_ []int, k int) ([]draft.Guess, error) {
+			return sure(1 << 20), nil
+		}}}}, "token 1048576"},
+		{"negative tokens", Options{Guesses: 1, Proposers: []draft.Proposer{liar{name: "x", propose: func(_ []int, k int) ([]draft.Guess, error) {
+			return sure(-1), nil
+		}}}}, "token -1"},
+		{"no room", Options{Memory: 300 << 20, Proposers: []draft.Proposer{liar{name: "big", memory: 1 << 40}}}, "it needs 1099"},
+		{"no such thing", Options{Draft: []string{"/nowhere"}}, "/nowhere"},
+	} {
+		var remarks []string
+		tt.options.Warn = func(line string) { remarks = append(remarks, line) }
+		e := openSet(t, "nano", tt.options)
+		res, err := e.NewSession().Generate(context.Background(), Request{Prompt: c.PromptIDs, MaxNew: len(c.Greedy)})
+		if err != nil || res.LogitsSHA256 != c.LogitsSHA256 {
+			t.Errorf("%s: hash %s, error %v", tt.name, res.LogitsSHA256, err)
+		}
+		if len(remarks) != 1 || !strings.Contains(remarks[0], tt.remark) {
+			t.Errorf("%s: remarks %q", tt.name, remarks)
+		}
+	}
+}
+
+// TestADraftedTextIsCancelled ends a pass that checks guesses in the middle.
+func TestADraftedTextIsCancelled(t *testing.T) {
+	c, err := golden.Find("nano", "story")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	asked := 0
+	e := openSet(t, "nano", Options{Guesses: 4, Proposers: []draft.Proposer{liar{name: "x", propose: func(_ []int, k int) ([]draft.Guess, error) {
+		if asked++; asked == 3 {
+			cancel()
+		}
+		return sure(make([]int, k)...), nil
+	}}}})
+	s := e.NewSession()
+	res, err := s.Generate(ctx, Request{Prompt: c.PromptIDs, MaxNew: 40})
+	if err != nil || res.Finish != FinishCancelled || len(res.IDs) != 3 || !slices.Equal(res.IDs, c.Greedy[:3]) {
+		t.Errorf("%v %s, error %v; greedy %v", res.IDs, res.Finish, err, c.Greedy[:3])
+	}
+}
