@@ -19,6 +19,7 @@ import (
 
 	"deltafin/engine"
 	"deltafin/engine/disk"
+	"deltafin/engine/draft"
 	"deltafin/engine/hub"
 	"deltafin/engine/kernel"
 	"deltafin/engine/synth"
@@ -105,7 +106,7 @@ func run(ctx context.Context, args []string, std streams) error {
 	parser, err := kong.New(&c,
 		kong.Name("deltafin"),
 		kong.Description("Runs the complete Kimi K3 model, the same bits everywhere."+exitCodes),
-		kong.Vars{"version": version(), "rows": strconv.Itoa(engine.DefaultPassRows), "presets": strings.Join(synth.Presets(), ","), "hub": hub.DefaultHub, "repo": hub.DefaultRepo},
+		kong.Vars{"version": version(), "rows": strconv.Itoa(engine.DefaultPassRows), "guesses": strconv.Itoa(draft.MaxGuesses), "presets": strings.Join(synth.Presets(), ","), "hub": hub.DefaultHub, "repo": hub.DefaultRepo},
 		kong.Writers(std.out, std.err),
 		kong.Exit(func(int) { exited = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),

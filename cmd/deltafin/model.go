@@ -10,11 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
 	"deltafin/engine"
 	"deltafin/engine/disk"
+	"deltafin/engine/draft"
 	"deltafin/engine/opt"
 	"deltafin/engine/tokenizer"
 	"deltafin/golden/nano"
@@ -66,6 +68,8 @@ type engineFlags struct {
 	Spine   string   `placeholder:"FILE" type:"path" help:"Packed dense weights ('deltafin pack spine')."`
 	Heat    string   `placeholder:"FILE" type:"path" help:"File that counts how often each expert is used, updated by the run."`
 	Trace   string   `placeholder:"FILE" type:"path" help:"Write the routes of all passes to this file, for 'deltafin simulate'."`
+	Draft   []string `placeholder:"NAME|DIR" default:"ngram" sep:"none" help:"Guess tokens and check several at once: ngram looks them up in the text, DIR is a draft model's directory, off guesses none; may be repeated. Default: ngram. Changes speed only."`
+	Guesses int      `placeholder:"N" help:"Check N guesses in every pass, 1 to ${guesses}. Default: as many as pay, by measurement. Changes speed only."`
 	Opt     []string `placeholder:"NAME=on|off" help:"Turn an optimisation on or off; may be repeated. Changes speed and memory only."`
 }
 
@@ -104,6 +108,12 @@ func (f *engineFlags) apply() error {
 	if f.Threads > maxThreads {
 		return usage("--threads %d: %d is the most", f.Threads, maxThreads)
 	}
+	if f.Guesses < 0 || f.Guesses > draft.MaxGuesses {
+		return usage("--guesses %d: from 1 to %d, or leave it out for as many as pay", f.Guesses, draft.MaxGuesses)
+	}
+	if err := f.checkDraft(); err != nil {
+		return err
+	}
 	for flag, path := range map[string]string{"--trace": f.Trace, "--heat": f.Heat} {
 		if err := checkOutput(flag, path, f.Model); err != nil {
 			return err
@@ -117,6 +127,30 @@ func (f *engineFlags) apply() error {
 	return nil
 }
 
+// checkDraft refuses what can be no proposer. One that turns out to be of no use later is
+// left out with a remark instead.
+func (f *engineFlags) checkDraft() error {
+	var names []string
+	for _, d := range f.Draft {
+		switch info, err := os.Stat(d); {
+		case d == "off":
+			continue
+		case d == "ngram":
+		case err != nil || !info.IsDir():
+			return usage("--draft %q: give ngram, off, or the directory of a draft model", d)
+		}
+		if slices.Contains(names, d) {
+			return usage("--draft %s is there twice: once is enough", d)
+		}
+		names = append(names, d)
+	}
+	if len(names) < len(f.Draft) && len(names) > 0 {
+		return usage("--draft off leaves nothing for the others to do: give one or the other")
+	}
+	f.Draft = names
+	return nil
+}
+
 // open opens the model; tokens is how many the run may come to. The caller calls close
 // when it is done with the engine.
 func (f *engineFlags) open(ctx context.Context, std streams, dir string, tokens int, reserve int64) (e *engine.Engine, close func() error, err error) {
@@ -127,6 +161,7 @@ func (f *engineFlags) open(ctx context.Context, std streams, dir string, tokens 
 	o := engine.Options{
 		Threads: f.Threads, PassRows: f.Rows, Memory: memory, Context: f.Context,
 		ExpertDirs: f.Experts, SpinePack: f.Spine, Heat: f.Heat, Reserve: reserve,
+		Draft: f.Draft, Guesses: f.Guesses,
 		Warn: func(line string) { fmt.Fprintln(std.err, "deltafin:", line) },
 	}
 	if o.Context == 0 {

@@ -187,6 +187,22 @@ func printStats(w io.Writer, s engine.Stats) {
 	fmt.Fprintf(w, "decode   %6d tokens  %8.3f s  %9.1f tokens/s (the first token is the prompt's)\n", s.NewTokens, s.DecodeSeconds, s.DecodeRate())
 	fmt.Fprintf(w, "experts  %.4f GB used = %.4f read + %.4f from memory - %.4f read for nothing; %.4f read ahead; peak memory %.3f GB\n",
 		gb(s.ExpertUnion), gb(s.ExpertRead), gb(s.ExpertResident), gb(s.ExpertWasted), gb(s.ExpertAhead), gb(s.PeakRSS))
+	if d := s.Draft; d != nil && d.Passes > 0 {
+		gain := "no pass of one row to compare with"
+		if g := d.Gain(); g > 0 {
+			gain = fmt.Sprintf("%.2f times the rate of passes of one row", g)
+		}
+		fmt.Fprintf(w, "guessing %6d passes, %d of one row; %s; %.4f GB of experts per token\n", d.Passes, d.Plain, gain, gb(s.ExpertUnion)/float64(max(s.NewTokens, 1)))
+		for _, p := range d.Proposers {
+			fmt.Fprintf(w, "  %-6s %6d passes, %d of %d guesses right; asked %d times in %.3f s; right by place:", p.Name, p.Passes, p.Accepted, p.Checked, p.Asked, p.Seconds)
+			for _, at := range p.At {
+				if at.All > 0 {
+					fmt.Fprintf(w, " %d/%d", at.Right, at.All)
+				}
+			}
+			fmt.Fprintln(w)
+		}
+	}
 	fmt.Fprintf(w, "\n%-22s %10s %10s\n", "seconds in", "prompt", "decode")
 	p, d := s.PrefillParts, s.DecodeParts
 	for _, r := range []struct {

@@ -17,16 +17,15 @@ const MaxGuesses = 8
 // lossShare of the time spent. Within it a proposer that does not pay is tried again now
 // and then; beyond it nothing is asked.
 type Chooser struct {
-	force           int // guesses to check always, 0 to decide
-	now             func() time.Time
-	arms            []arm
-	pass            [MaxGuesses + 2]mean // seconds by rows
-	slope           mean                 // what a further row takes, in passes of one row
-	spent           float64              // seconds of all passes and proposers
-	plain           float64              // seconds that their tokens would have taken one by one
-	passes, singles int
-	lost            float64 // seconds that guessing has cost, less what it has won lately
-	since           int     // passes since one with a single row
+	force int // guesses to check always, 0 to decide
+	now   func() time.Time
+	arms  []arm
+	pass  [MaxGuesses + 2]mean // seconds by rows
+	slope mean                 // what a further row takes, in passes of one row
+	lost  float64              // seconds that guessing has cost, less what it has won lately
+	since int                  // passes since one with a single row
+
+	stats Stats // but for the proposers'
 
 	// of the pass under way
 	arm     int
@@ -93,11 +92,11 @@ func (m *mean) add(v float64) {
 // Stats accounts for guessing.
 type Stats struct {
 	Proposers []ProposerStats `json:"proposers"`
-	Passes    int             `json:"passes"`       // that decided tokens, but for the prompt's
-	Plain     int             `json:"plain_passes"` // of them, with one row
-	Seconds   float64         `json:"seconds"`      // of passes and proposers
-	// PlainSeconds is what the same tokens are expected to take one by one, by the passes of
-	// one row that were measured.
+	Passes    int             `json:"passes"`  // that decided tokens, but for the prompt's
+	Tokens    int             `json:"tokens"`  // that they decided
+	Seconds   float64         `json:"seconds"` // of passes and proposers
+
+	Plain        int     `json:"plain_passes"` // with one row
 	PlainSeconds float64 `json:"plain_seconds"`
 }
 
@@ -110,21 +109,25 @@ type ProposerStats struct {
 	Checked  int     `json:"checked"`  // guesses
 	Accepted int     `json:"accepted"` // of them
 	// At counts by place in the block: those that were right, of those whose predecessors were.
-	At [MaxGuesses]struct{ Right, All int } `json:"-"`
+	At [MaxGuesses]struct {
+		Right int `json:"right"`
+		All   int `json:"all"`
+	} `json:"by_place"`
 }
 
-// Gain is how many tokens per second there were for each that passes of one row would have
-// given.
+// Gain is how many tokens per second there were for each that passes of one row gave, 0
+// if there were none of these to compare with.
 func (s Stats) Gain() float64 {
-	if s.Seconds == 0 || s.PlainSeconds == 0 {
-		return 1
+	if s.Plain == 0 || s.Seconds == 0 {
+		return 0
 	}
-	return s.PlainSeconds / s.Seconds
+	return float64(s.Tokens) * s.PlainSeconds / float64(s.Plain) / s.Seconds
 }
 
 // Sub returns the account since earlier.
 func (s Stats) Sub(e Stats) Stats {
-	s.Passes, s.Plain, s.Seconds, s.PlainSeconds = s.Passes-e.Passes, s.Plain-e.Plain, s.Seconds-e.Seconds, s.PlainSeconds-e.PlainSeconds
+	s.Passes, s.Tokens, s.Seconds = s.Passes-e.Passes, s.Tokens-e.Tokens, s.Seconds-e.Seconds
+	s.Plain, s.PlainSeconds = s.Plain-e.Plain, s.PlainSeconds-e.PlainSeconds
 	for i := range e.Proposers {
 		p, q := &s.Proposers[i], e.Proposers[i]
 		p.Asked, p.Seconds, p.Passes, p.Checked, p.Accepted = p.Asked-q.Asked, p.Seconds-q.Seconds, p.Passes-q.Passes, p.Checked-q.Checked, p.Accepted-q.Accepted
@@ -138,7 +141,7 @@ func (s Stats) Sub(e Stats) Stats {
 
 // Stats returns the account so far.
 func (c *Chooser) Stats() Stats {
-	s := Stats{Passes: c.passes, Plain: c.singles, Seconds: c.spent, PlainSeconds: c.plain}
+	s := c.stats
 	for i := range c.arms {
 		s.Proposers = append(s.Proposers, c.arms[i].stats)
 	}
@@ -237,7 +240,7 @@ func (c *Chooser) Next(limit int, ask Ask) (guesses []Guess, err error) {
 		return nil, err
 	}
 	one := c.seconds(1)
-	if one == 0 || c.since >= min(remeasure, remeasureFirst<<min(c.singles, 3)) {
+	if one == 0 || c.since >= min(remeasure, remeasureFirst<<min(c.stats.Plain, 3)) {
 		return nil, nil // a plain pass, to know what it costs
 	}
 	room := c.room()
@@ -283,22 +286,23 @@ func (c *Chooser) Next(limit int, ask Ask) (guesses []Guess, err error) {
 const probeShare = 0.25
 
 // room is how many seconds guessing may still lose.
-func (c *Chooser) room() float64 { return c.seconds(1) + lossShare*c.spent - c.lost }
+func (c *Chooser) room() float64 { return c.seconds(1) + lossShare*c.stats.Seconds - c.lost }
 
 // Passed tells how many of the guesses were compared with what the model chose, how many
 // of these were right before the first that was not, and how long the pass took.
 func (c *Chooser) Passed(compared, right int, took time.Duration) {
 	rows := len(c.guesses) + 1
 	c.measured(rows, took.Seconds())
-	c.spent += took.Seconds() + c.asking
-	c.passes++
+	c.stats.Seconds += took.Seconds() + c.asking
 	c.since++
 	if rows == 1 {
-		c.singles++
 		c.since = 0
+		c.stats.Plain++
+		c.stats.PlainSeconds += took.Seconds()
 	}
+	c.stats.Passes++
+	c.stats.Tokens += right + 1
 	one := c.seconds(1)
-	c.plain += float64(right+1) * one
 	c.lost += c.asking
 	if one > 0 {
 		c.lost = max(c.lost+c.seconds(rows)-float64(right+1)*one, 0)
