@@ -2,6 +2,7 @@ package drive
 
 import (
 	"container/list"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -10,13 +11,14 @@ import (
 	"time"
 )
 
-// Device is one drive as far as it can be told apart: one file system, or one
-// paced directory. Two partitions of a drive are two devices.
+// Device is one drive as far as it can be told apart: one file system, one paced
+// directory, or one [Remote]. Two partitions of a drive are two devices.
 type Device struct {
-	set  *Set
-	key  deviceKey
-	name string
-	pace *pacer
+	set   *Set
+	key   deviceKey
+	name  string
+	pace  *pacer
+	depth int // reads in flight
 
 	probing sync.Mutex
 
@@ -36,8 +38,9 @@ type Device struct {
 }
 
 type deviceKey struct {
-	dev  uint64
-	pace string
+	dev    uint64
+	pace   string
+	remote string
 }
 
 // Stats is the account of a device since its set was made.
@@ -70,8 +73,12 @@ type Account struct {
 }
 
 func newDevice(s *Set, key deviceKey, name string) *Device {
-	d := &Device{set: s, key: key, name: name, pace: s.paces[key.pace], mode: "not read yet"}
-	d.meter.seed(time.Now())
+	d := &Device{set: s, key: key, name: name, pace: s.paces[key.pace], depth: s.o.Depth, mode: "not read yet"}
+	d.meter.seed(time.Now(), guess)
+	if d.Remote() {
+		d.depth, d.mode = remoteDepth, "over the network"
+		d.meter.seed(time.Now(), remoteGuess)
+	}
 	return d
 }
 
@@ -123,7 +130,7 @@ func (d *Device) close() {
 	defer d.mu.Unlock()
 	d.fail(ErrClosed)
 	for _, t := range d.flight {
-		t.stop.CompareAndSwap(nil, &ErrClosed)
+		t.halt(ErrClosed)
 	}
 }
 
@@ -190,9 +197,9 @@ func (d *Device) unqueue(t *Ticket) {
 
 // dispatch starts what may start.
 func (d *Device) dispatch() {
-	for len(d.flight)+d.stuck < d.set.o.Depth {
+	for len(d.flight)+d.stuck < d.depth {
 		e := d.waiting[Demand].Front()
-		if e == nil && d.ahead < max(d.set.o.Depth-1, 1) {
+		if e == nil && d.ahead < max(d.depth-1, 1) {
 			e = d.waiting[Ahead].Front()
 		}
 		if e == nil {
@@ -203,6 +210,9 @@ func (d *Device) dispatch() {
 		now := time.Now()
 		d.advance(now)
 		t.state, t.started, t.left = active, now, float64(t.r.Bytes)
+		if d.Remote() {
+			t.ctx, t.abort = context.WithCancel(context.Background())
+		}
 		t.alone = len(d.flight) == 0
 		for _, o := range d.flight {
 			o.alone = false
@@ -218,15 +228,23 @@ func (d *Device) dispatch() {
 // serve makes one read. The order at its end matters: descriptor, account, buffer
 // and slot are released before the submitter is told, who may use them at once.
 func (d *Device) serve(t *Ticket) {
-	fds := d.set.fds
-	hold := fds.reserve(t.r.File)
-	d.mu.Lock()
-	t.hold = hold
-	t.timer = time.AfterFunc(d.set.allowance(t.r.Bytes), func() { d.stall(t) })
-	d.mu.Unlock()
-	physical, view, err := t.run()
-	t.timer.Stop()
-	fds.release(t.hold)
+	var physical int64
+	var view []byte
+	var err error
+	if d.Remote() {
+		physical, view, err = t.fetch()
+		t.abort()
+	} else {
+		fds := d.set.fds
+		hold := fds.reserve(t.r.File)
+		d.mu.Lock()
+		t.hold = hold
+		t.timer = time.AfterFunc(d.set.allowance(t.r.Bytes), func() { d.stall(t) })
+		d.mu.Unlock()
+		physical, view, err = t.run()
+		t.timer.Stop()
+		fds.release(t.hold)
+	}
 
 	d.mu.Lock()
 	if t.state == stalled {
@@ -287,7 +305,7 @@ func (d *Device) stall(t *Ticket) {
 	why := fmt.Errorf("%w: %s was silent for more than %s: check that drive, or run without it", ErrStalled, d.name, d.set.o.Deadline)
 	t.r.Into.poison()
 	d.set.fds.detach(t.hold)
-	if d.stuck >= d.set.o.Depth {
+	if d.stuck >= d.depth {
 		d.fail(fmt.Errorf("%w: %w", ErrFailed, why))
 	}
 	d.mu.Unlock()

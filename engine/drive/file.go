@@ -15,12 +15,16 @@ type File struct {
 	id   identity
 	dev  *Device
 
+	name    string // at the remote
+	remote  Remote // nil for a file of this system
+	filling bool   // see Options.Filling
+
 	// Guarded by descriptors.mu.
 	desc     *descriptor
 	buffered bool // refused direct I/O although its device does not
 }
 
-// Path is the absolute path.
+// Path is the absolute path, or the address at a remote.
 func (f *File) Path() string { return f.path }
 
 // Size is the length in bytes when the file was opened.
@@ -160,10 +164,15 @@ func (c *descriptors) fill(d *descriptor) error {
 		}
 		return fmt.Errorf("opening it: %w", err)
 	}
-	if now, err := h.stat(); err != nil {
+	now, err := h.stat()
+	if err != nil {
 		h.close()
 		return fmt.Errorf("looking at it: %w", err)
-	} else if now != f.id {
+	}
+	if f.filling {
+		now.mtime = f.id.mtime
+	}
+	if now != f.id {
 		h.close()
 		return f.changed(now)
 	}

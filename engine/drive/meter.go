@@ -26,9 +26,9 @@ const (
 	guessBusy = 0.001
 )
 
-func (m *meter) seed(now time.Time) {
+func (m *meter) seed(now time.Time, rate float64) {
 	m.last = now
-	m.bytes, m.busy = guess*guessBusy, guessBusy
+	m.bytes, m.busy = rate*guessBusy, guessBusy
 }
 
 func (m *meter) rate() float64                    { return m.bytes / m.busy }

@@ -54,6 +54,8 @@ type Ticket struct {
 	alone   bool    // no other read was in flight beside it so far
 	timer   *time.Timer
 	hold    *descriptor
+	ctx     context.Context // of a read from a remote, which abort ends
+	abort   context.CancelFunc
 }
 
 type state uint8
@@ -86,7 +88,8 @@ func (t *Ticket) Promote() {
 }
 
 // Cancel ends a queued read with context.Canceled. A read in flight ends at its
-// next call, which for all but the largest reads means that it completes.
+// next call, which for all but the largest reads means that it completes; one from a
+// remote ends at once.
 func (t *Ticket) Cancel() { t.cancel(context.Canceled) }
 
 func (t *Ticket) cancel(why error) {
@@ -105,7 +108,15 @@ func (t *Ticket) cancel(why error) {
 		t.state = ended
 		go t.drop(why)
 	case active:
-		t.stop.CompareAndSwap(nil, &why)
+		t.halt(why)
+	}
+}
+
+// halt ends a read in flight as soon as that can be done.
+func (t *Ticket) halt(why error) {
+	t.stop.CompareAndSwap(nil, &why)
+	if t.abort != nil {
+		t.abort()
 	}
 }
 

@@ -49,6 +49,10 @@ type Options struct {
 	// so that several drives can be had on one. The longest prefix of a path wins.
 	Pace map[string]Pace
 
+	// Filling is a directory whose files may be written to while they are open: only
+	// their sizes have to stay. The caller sees to it that what is read was written.
+	Filling string
+
 	// Warn gets one line for each device that cannot be read directly; nil logs it.
 	Warn func(line string)
 
@@ -120,6 +124,11 @@ func NewSet(o Options) *Set {
 	if o.most <= 0 {
 		o.most = callCap
 	}
+	if o.Filling != "" {
+		if abs, err := filepath.Abs(o.Filling); err == nil {
+			o.Filling = abs
+		}
+	}
 	s := &Set{o: o, paces: map[string]*pacer{}, fds: newDescriptors(o.MaxFiles), pread: handle.pread}
 	for dir, p := range o.Pace {
 		if abs, err := filepath.Abs(dir); err == nil {
@@ -150,11 +159,12 @@ func (s *Set) Open(path string) (*File, error) {
 	if !id.regular {
 		return nil, fmt.Errorf("%s: not a regular file: give the path of a file with weights", path)
 	}
-	d, err := s.device(abs, id)
+	key, name := s.locate(abs, id)
+	d, err := s.device(key, name)
 	if err != nil {
 		return nil, err
 	}
-	f := &File{path: abs, id: id, dev: d}
+	f := &File{path: abs, id: id, dev: d, filling: s.o.Filling != "" && filepath.Dir(abs) == s.o.Filling}
 	if id.size > 0 {
 		if err := d.probe(f); err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
@@ -163,16 +173,20 @@ func (s *Set) Open(path string) (*File, error) {
 	return f, nil
 }
 
-// device finds or adds the device of a file.
-func (s *Set) device(abs string, id identity) (*Device, error) {
-	key := deviceKey{dev: id.dev}
-	name := filepath.Dir(abs)
+// locate says which device a file is on, and what to call it.
+func (s *Set) locate(abs string, id identity) (key deviceKey, name string) {
+	key, name = deviceKey{dev: id.dev}, filepath.Dir(abs)
 	for dir := range s.paces {
 		if strings.HasPrefix(abs, dir+string(filepath.Separator)) && len(dir) > len(key.pace) {
 			key = deviceKey{pace: dir}
 			name = dir
 		}
 	}
+	return key, name
+}
+
+// device finds or adds a device.
+func (s *Set) device(key deviceKey, name string) (*Device, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
