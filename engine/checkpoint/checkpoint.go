@@ -33,6 +33,9 @@ type Checkpoint struct {
 	dir   string
 	r     *roster
 	files []*os.File // as roster.files; nil for a shard without text tensors
+
+	filling bool // experts need not be there
+	filler  Filler
 }
 
 const (
@@ -50,19 +53,19 @@ const (
 // every shard that holds text tensors, and checks the whole roster. It keeps those
 // shards open. Every error begins with dir.
 func Open(dir string) (*Checkpoint, error) {
-	c, err := open(dir)
+	c, err := open(dir, false, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	return c, nil
 }
 
-func open(dir string) (_ *Checkpoint, err error) {
+func open(dir string, filling bool, f Filler) (_ *Checkpoint, err error) {
 	cfg, err := readConfig(filepath.Join(dir, configName))
 	if err != nil {
 		return nil, err
 	}
-	c := &Checkpoint{dir: dir, r: newRoster(cfg)}
+	c := &Checkpoint{dir: dir, r: newRoster(cfg), filling: filling, filler: f}
 	total, err := c.openIndex()
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", indexName, err)
@@ -161,6 +164,9 @@ func (c *Checkpoint) openShard(i int, size int64) (io.Reader, int64, error) {
 	c.files[i] = f
 	if now != size {
 		return nil, 0, fmt.Errorf("changed its size from %d to %d bytes while it was opened: wait until the download has ended", size, now)
+	}
+	if err := c.unfilled(i); err != nil || c.filling {
+		return bufio.NewReaderSize(io.NewSectionReader(f, 0, size), headerBuf), size, err
 	}
 	// Holes first: where the header was never written it would only look malformed.
 	missing, err := missingBytes(f, size)

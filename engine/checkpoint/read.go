@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -47,9 +48,19 @@ func (c *Checkpoint) Read(t Tensor, dst []byte) error {
 	return nil
 }
 
-// ReadExtent reads a run of bytes, such as an expert; len(dst) must be e.Bytes.
+// ReadExtent reads a run of bytes, such as an expert, which is brought if it is not
+// there; len(dst) must be e.Bytes.
 func (c *Checkpoint) ReadExtent(e Extent, dst []byte) error {
-	if err := c.read(e, dst); err != nil {
+	err := error(nil)
+	switch {
+	case !c.filling:
+		err = c.read(e, dst)
+	case c.filler == nil || int64(len(dst)) != e.Bytes:
+		err = errors.New("may not be there, and nobody is asked to bring it")
+	default:
+		err = c.filler.Read(context.Background(), c.shardName(e.File), e.Offset, dst)
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %s: %w", c.shardName(e.File), c.contents(e), err)
 	}
 	return nil
