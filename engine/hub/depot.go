@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -8,12 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -21,30 +24,33 @@ import (
 
 // DepotOptions of a store that fills on demand.
 type DepotOptions struct {
-	Options // where from and where to; Spread is not supported
+	// Options say where from and where to; Spread is not supported. No Sources means
+	// those that the store remembers.
+	Options
 
-	// Budget bounds the bytes that reads on demand may add to the store; 0 means
-	// no bound. Beyond it what is read is fetched each time and not kept.
-	Budget int64
+	// Keep bounds the bytes that reads on demand leave in the store: beyond it, those
+	// that were not used for the longest time are dropped. 0 means what the store
+	// remembers, at first no bound; negative means none. Where files cannot have holes
+	// punched, what is beyond the bound is fetched each time and not kept.
+	Keep int64
 
 	// Digest knows the SHA-256 of some ranges, such as those of experts. What differs
 	// is refused, and fetched from another source.
 	Digest func(name string, off, n int64) (sum [sha256.Size]byte, ok bool)
 
-	// Check looks at each range that has arrived, whatever is in it. An error refuses
-	// the range, as Digest does.
-	Check func(name string, off int64, b []byte) error
-
 	// TrustHTTP allows ranges without a digest to come over plain HTTP, where nothing
-	// protects them on the way. Over https they are as good as the hub is.
+	// protects them on the way. Over https they are as good as the hub is. The store
+	// remembers it.
 	TrustHTTP bool
 }
 
 // Depot is a store whose shards fill while they are used. A shard has its name and
 // its size from the beginning; NAME.ranges beside it says which bytes are there. A
 // range is entered there after it was checked, written and flushed to the drive, so
-// it is there whole or not at all, and is never fetched twice. Its methods may be
-// called from several goroutines.
+// it is there whole or not at all, and is never fetched twice while it is kept. Once
+// all of a shard is there its digest is compared, and from then on it is a file like any
+// other. Its methods may be called from several goroutines. It implements
+// checkpoint.Filler.
 //
 // Fetch on the same directory makes a full store of it and fetches only the rest.
 type Depot struct {
@@ -53,92 +59,217 @@ type Depot struct {
 	s      *store
 	rate   bucket
 	unlock func()
+	files  map[string]*depotFile
 
-	mu    sync.Mutex
-	cond  *sync.Cond
-	files map[string]*depotFile
-	kept  int64 // bytes added on demand
-	stats DepotStats
-	busy  int
-	since time.Time
+	ctx     context.Context // ends with Close, for what goes on behind the caller
+	cancel  context.CancelFunc
+	proofs  sync.WaitGroup
+	saving  sync.Mutex // of the store's record
+	entries sync.Mutex // of every ranges file; taken before mu
+
+	mu      sync.Mutex
+	cond    *sync.Cond
+	check   func(name string, off int64, b []byte) error
+	kept    int64 // bytes that came on demand and are here
+	clock   int64 // counts uses
+	fixed   error // why nothing can be dropped
+	noRoom  bool  // the drive was full
+	stats   DepotStats
+	busy    int
+	since   time.Time
+	arrived atomic.Int64 // of install, for its progress
 }
 
 type depotFile struct {
-	f      *storeFile
-	whole  bool
-	have   spans
-	flying spans
+	f       *storeFile
+	whole   bool
+	have    spans
+	flying  spans    // on its way in or out
+	base    []record // of what is never dropped
+	units   []*unit  // of what came on demand, by offset
+	log     int      // records in the ranges file
+	proving bool
 }
 
 // DepotStats is the account of a depot since it was opened.
 type DepotStats struct {
-	Requests int64         `json:"requests"`
-	Bytes    int64         `json:"bytes"` // that came over the network
-	Busy     time.Duration `json:"busy"`  // at least one request in flight
-	Kept     int64         `json:"kept"`  // bytes added to the store
-	Rate     float64       `json:"rate"`  // bytes per second while busy
+	Requests int64         `json:"requests"` // for ranges of shards, that brought what they were to
+	Bytes    int64         `json:"bytes"`    // that came over the network
+	Busy     time.Duration `json:"busy"`     // at least one request in flight
+	Kept     int64         `json:"kept"`     // bytes added to the store
+	Dropped  int64         `json:"dropped"`  // bytes dropped to keep within the bound
+	Rate     float64       `json:"rate"`     // bytes per second while busy
 }
 
-// ErrBudget says that the depot may not keep any more.
-var ErrBudget = errors.New("the depot's budget of disk space is used up")
+// ErrKeep says that the depot may not keep any more.
+var ErrKeep = errors.New("the room for experts is used up, and none of it can be freed")
 
 // OpenDepot opens or makes a depot: it fetches all files but the shards, and of the
-// shards the headers and the dense weights. What is there already is not fetched.
+// shards the headers and the dense weights. What is there already is not fetched. The
+// options are remembered for [OpenStream]. Confirm is asked once the headers are here.
 func OpenDepot(ctx context.Context, o DepotOptions) (*Depot, error) {
-	d, err := openDepot(ctx, o)
+	d, err := openDepot(ctx, o, true)
 	return d, inDir(o.Dir, err)
 }
 
-func openDepot(ctx context.Context, o DepotOptions) (_ *Depot, err error) {
-	if err := o.defaults(); err != nil {
-		return nil, err
+// OpenStream opens a depot that [OpenDepot] has installed completely, with the sources,
+// the bound and the trust that it remembers. It asks no source anything.
+func OpenStream(ctx context.Context, o DepotOptions) (*Depot, error) {
+	d, err := openDepot(ctx, o, false)
+	return d, inDir(o.Dir, err)
+}
+
+// IsStream tells whether dir is a store that fills on demand and is not complete.
+func IsStream(dir string) bool { return exists(filepath.Join(dir, streamName)) }
+
+// streamRecord is what a store that fills on demand remembers.
+type streamRecord struct {
+	Format    int      `json:"format"`
+	Sources   []string `json:"sources"`
+	Keep      int64    `json:"keep,omitempty"` // bytes; 0 is no bound
+	TrustHTTP bool     `json:"trust_http,omitempty"`
+	Installed bool     `json:"installed"` // all that is dense is here
+}
+
+const streamLimit = 1 << 20 // bytes
+
+func (s *store) stream() (*streamRecord, error) {
+	b, err := readBounded(filepath.Join(s.dir, streamName), streamLimit)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &streamRecord{Format: inventoryFormat}, nil
 	}
+	if err != nil {
+		return nil, plain(err)
+	}
+	var r streamRecord
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w: remove it, and run 'deltafin fetch --stream' again", streamName, err)
+	}
+	if r.Format != inventoryFormat {
+		return nil, fmt.Errorf("%s: has format %d, this program reads %d: use the version that wrote it, or fetch into a new directory", streamName, r.Format, inventoryFormat)
+	}
+	return &r, nil
+}
+
+func (s *store) saveStream(r *streamRecord) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return s.replace(streamName, append(b, '\n'))
+}
+
+// uninstall says of a store that fills on demand that its dense weights are to be
+// looked at again before it is used.
+func (s *store) uninstall() error {
+	r, err := s.stream()
+	if err != nil {
+		return err
+	}
+	r.Installed = false
+	return s.saveStream(r)
+}
+
+func isShard(f *storeFile) bool { return strings.HasSuffix(f.Name, ".safetensors") }
+
+func openDepot(ctx context.Context, o DepotOptions, install bool) (_ *Depot, err error) {
 	if len(o.Spread) > 0 {
 		return nil, errors.New("a store that fills on demand cannot be spread over drives: give one directory")
 	}
-	d := &Depot{o: o, rate: bucket{rate: o.BytesPerSecond}, files: map[string]*depotFile{}}
+	s, err := openStore(o.Dir, o.hooks)
+	if err != nil {
+		return nil, err
+	}
+	was, err := s.stream()
+	if err != nil {
+		return nil, err
+	}
+	if !install && !was.Installed {
+		return nil, errors.New("is not completely installed: run 'deltafin fetch --stream' on it, it goes on from here")
+	}
+	if len(o.Sources) == 0 {
+		o.Sources = was.Sources
+	}
+	if o.Keep == 0 {
+		o.Keep = was.Keep
+	}
+	o.Keep = max(o.Keep, 0)
+	o.TrustHTTP = o.TrustHTTP || was.TrustHTTP
+	if o.Repo == "" && s.rec != nil {
+		o.Repo = s.rec.Repo
+	}
+	if err := o.defaults(); err != nil {
+		return nil, err
+	}
+	d := &Depot{o: o, s: s, rate: bucket{rate: o.BytesPerSecond}, files: map[string]*depotFile{}, unlock: func() {}}
 	d.cond = sync.NewCond(&d.mu)
-	if d.c, err = newClient(&d.o.Options); err != nil {
-		return nil, err
-	}
-	if d.unlock, err = lockAll(&d.o.Options); err != nil {
-		d.c.close()
-		return nil, err
-	}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			d.Close()
 		}
 	}()
-	if d.s, err = openStore(o.Dir, o.hooks); err != nil {
+	if d.c, err = newClient(&d.o.Options); err != nil {
+		return nil, err
+	}
+	if d.unlock, err = lockAll(&d.o.Options); err != nil {
+		d.unlock = func() {}
+		return nil, err
+	}
+	if d.s, err = openStore(o.Dir, o.hooks); err != nil { // as it is under the lock
 		return nil, err
 	}
 	p, err := prepare(ctx, &d.o.Options, d.c, d.s)
 	if err != nil {
 		return nil, err
 	}
-	if d.o.Confirm != nil {
-		if err := d.o.Confirm(p); err != nil {
+	now := &streamRecord{Format: inventoryFormat, Sources: o.Sources, Keep: o.Keep, TrustHTTP: o.TrustHTTP, Installed: was.Installed && !install}
+	if install {
+		if err := errors.Join(d.s.save(), d.s.saveStream(now)); err != nil {
 			return nil, err
 		}
 	}
-	if err := d.s.save(); err != nil {
-		return nil, err
-	}
-	shard := func(f *storeFile) bool { return strings.HasSuffix(f.Name, ".safetensors") }
-	if err := newFetcher(&d.o.Options, d.c, d.s, func(f *storeFile) bool { return !shard(f) }).run(ctx); err != nil {
+	if err := newFetcher(d.quiet(), d.c, d.s, func(f *storeFile) bool { return !isShard(f) }).run(ctx); err != nil {
 		return nil, err
 	}
 	for i := range d.s.rec.Files {
 		f := &d.s.rec.Files[i]
-		if !shard(f) {
+		if !isShard(f) {
 			continue
 		}
 		if d.files[f.Name], err = d.begin(f); err != nil {
 			return nil, fmt.Errorf("%s: %w", f.Name, plain(err))
 		}
 	}
-	return d, d.install(ctx)
+	if d.o.Keep > 0 {
+		if err := d.s.hooks.punch(d.s.dir); err != nil {
+			d.fixed = err
+			d.o.Log(fmt.Sprintf("%s: nothing can be dropped here to keep within %s (%v): what is beyond is fetched each time", d.s.dir, gb(d.o.Keep), plain(err)))
+		}
+	}
+	if install {
+		if err := d.install(ctx, p); err != nil {
+			return nil, err
+		}
+		now.Installed = true
+		if err := d.s.saveStream(now); err != nil {
+			return nil, err
+		}
+	}
+	for _, df := range d.files {
+		d.settle(df)
+	}
+	d.saving.Lock()
+	defer d.saving.Unlock()
+	d.whole()
+	return d, nil
+}
+
+// quiet are the options without the progress, which is that of the shards.
+func (d *Depot) quiet() *Options {
+	o := d.o.Options
+	o.Progress = nil
+	return &o
 }
 
 // begin makes a shard of the right size that has nothing in it yet, or takes up what
@@ -146,6 +277,9 @@ func openDepot(ctx context.Context, o DepotOptions) (_ *Depot, err error) {
 func (d *Depot) begin(f *storeFile) (*depotFile, error) {
 	if d.s.whole(f) || d.s.adoptable(f) {
 		return &depotFile{f: f, whole: true}, nil
+	}
+	if f.Dir != "" {
+		return nil, fmt.Errorf("is on another drive, %s, and a store that fills on demand is in one directory: run 'deltafin fetch --full', or stream into another directory", f.Dir)
 	}
 	path := d.s.path(f)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -168,7 +302,16 @@ func (d *Depot) begin(f *storeFile) (*depotFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	have := j.have
+	df := &depotFile{f: f, have: j.have, log: len(j.records) + len(j.dropped)}
+	for _, r := range j.records {
+		if r.demand {
+			df.units = append(df.units, &unit{record: r, df: df})
+			d.kept += r.bytes()
+		} else {
+			df.base = append(df.base, r)
+		}
+	}
+	slices.SortFunc(df.units, func(a, b *unit) int { return cmp.Compare(a.off, b.off) })
 	if err := j.close(); err != nil {
 		return nil, err
 	}
@@ -183,11 +326,18 @@ func (d *Depot) begin(f *storeFile) (*depotFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = out.Truncate(f.Size)
+	if info, serr := out.Stat(); serr != nil || info.Size() != f.Size {
+		err = out.Truncate(f.Size)
+	}
+	for _, x := range j.dropped { // a crash may have come between the record and the hole
+		if err == nil {
+			_ = punchHole(out, x)
+		}
+	}
 	if cerr := out.Close(); err == nil {
 		err = cerr
 	}
-	return &depotFile{f: f, have: have}, err
+	return df, err
 }
 
 // take makes ranges of an interrupted fetch's journal. What that says was neither
@@ -228,30 +378,84 @@ func (d *Depot) take(f *storeFile, path string) error {
 	return os.Rename(path+journalSuffix, path+rangesSuffix)
 }
 
-// install brings the headers and the dense weights.
-func (d *Depot) install(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
+// install brings the headers, and then the dense weights.
+func (d *Depot) install(ctx context.Context, p *Plan) error {
+	names := slices.Sorted(maps.Keys(d.files))
+	dense := make([]spans, len(names))
+	heads, hctx := errgroup.WithContext(ctx)
+	heads.SetLimit(d.o.Connections)
+	for i, name := range names {
+		if df := d.files[name]; !df.whole {
+			heads.Go(func() (err error) {
+				dense[i], err = d.dense(hctx, df)
+				return err
+			})
+		}
+	}
+	if err := heads.Wait(); err != nil {
+		return err
+	}
+	var total, need int64
+	for i, name := range names {
+		for _, x := range dense[i] {
+			total += x.bytes()
+			for _, gap := range d.files[name].have.missing(x) {
+				need += gap.bytes()
+			}
+		}
+	}
+	if err := d.fits(p, total, need); err != nil {
+		return err
+	}
+	if d.o.Progress != nil {
+		var m meter
+		d.arrived.Store(total - need)
+		defer report(func() {
+			at := Progress{Done: d.arrived.Load(), Total: total}
+			at.Rate = m.update(at.Done, time.Now())
+			at.ETA = eta(total-at.Done, at.Rate)
+			d.o.Progress(at)
+		})()
+	}
+	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(d.o.Connections)
-	for _, name := range slices.Sorted(maps.Keys(d.files)) {
-		df := d.files[name]
-		if df.whole {
-			continue
-		}
-		dense, err := d.dense(ctx, df)
-		if err != nil {
-			g.Wait()
-			return err
-		}
-		for _, x := range dense {
-			for x.off < x.end {
-				n := min(d.o.PartBytes, x.bytes())
-				off := x.off
-				g.Go(func() error { return d.ensure(ctx, df, span{off, off + n}, false) })
+	for i, name := range names {
+		for _, x := range dense[i] {
+			for x.off < x.end && gctx.Err() == nil {
+				n := min(d.o.PartBytes, installBytes, x.bytes())
+				part := span{x.off, x.off + n}
+				g.Go(func() error {
+					_, err := d.obtain(gctx, d.files[name], part, nil, false)
+					return err
+				})
 				x.off += n
 			}
 		}
 	}
 	return g.Wait()
+}
+
+// installBytes of a part lie in memory, for each connection.
+const installBytes = 16 << 20
+
+// fits looks for the room that the dense weights need, and what may be kept besides,
+// and has the plan confirmed.
+func (d *Depot) fits(p *Plan, total, need int64) error {
+	at := DrivePlan{Dir: d.s.dir, Files: len(d.files), Need: need + max(0, d.o.Keep-d.kept), Keep: d.o.KeepFree, Free: -1}
+	if at.Keep == 0 {
+		at.Keep = at.Need / 100
+	}
+	if free, err := d.s.hooks.freeSpace(d.s.dir); err == nil {
+		at.Free = free
+	}
+	p.Have, p.Check, p.Arrived, p.Need, p.Drives = total-need, 0, d.kept, need, []DrivePlan{at}
+	if err := p.fits(); err != nil {
+		return err
+	}
+	if d.o.Confirm != nil {
+		return d.o.Confirm(p)
+	}
+	return nil
 }
 
 const (
@@ -267,7 +471,7 @@ func (d *Depot) dense(ctx context.Context, df *depotFile) (spans, error) {
 	if f.Size < headerPrefix {
 		return nil, fmt.Errorf("%s: is %d bytes long, too short for a safetensors file: use another source", f.Name, f.Size)
 	}
-	if err := d.ensure(ctx, df, span{0, headerPrefix}, false); err != nil {
+	if _, err := d.obtain(ctx, df, span{0, headerPrefix}, nil, false); err != nil {
 		return nil, err
 	}
 	in, err := os.Open(d.s.path(f))
@@ -284,7 +488,7 @@ func (d *Depot) dense(ctx context.Context, df *depotFile) (spans, error) {
 		return nil, fmt.Errorf("%s: claims a header of %d bytes: not a safetensors file, use another source", f.Name, n)
 	}
 	data := headerPrefix + int64(n)
-	if err := d.ensure(ctx, df, span{0, data}, false); err != nil {
+	if _, err := d.obtain(ctx, df, span{0, data}, nil, false); err != nil {
 		return nil, err
 	}
 	head := make([]byte, n)
@@ -340,124 +544,189 @@ func (d *Depot) file(name string, off, n int64) (*depotFile, error) {
 	return df, nil
 }
 
+// Check makes check look at each range that arrives from now on, whatever is in it.
+// Its error refuses the range, as a wrong digest does.
+func (d *Depot) Check(check func(name string, off int64, b []byte) error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.check = check
+}
+
 // Ensure brings a range into the store, unless it is there. Several calls for the
-// same bytes fetch them once. It returns [ErrBudget] if they may not be kept.
+// same bytes fetch them once. It returns [ErrKeep] if they may not be kept.
 func (d *Depot) Ensure(ctx context.Context, name string, off, n int64) error {
 	df, err := d.file(name, off, n)
 	if err == nil {
-		err = inDir(d.o.Dir, d.ensure(ctx, df, span{off, off + n}, true))
+		_, err = d.obtain(ctx, df, span{off, off + n}, nil, true)
+		err = inDir(d.o.Dir, err)
 	}
 	return err
 }
 
 // Read fills dst with the bytes of a range. What is not in the store is fetched, and
-// kept if the budget has room.
+// kept if there is room.
 func (d *Depot) Read(ctx context.Context, name string, off int64, dst []byte) error {
-	x := span{off, off + int64(len(dst))}
-	df, err := d.file(name, off, int64(len(dst)))
+	n := int64(len(dst))
+	df, err := d.file(name, off, n)
 	if err != nil {
 		return err
 	}
-	err = d.ensure(ctx, df, x, true)
-	if errors.Is(err, ErrBudget) {
-		return inDir(d.o.Dir, d.fetch(ctx, df.f, x, dst))
+	for {
+		if release, ok := d.Hold(name, off, n); ok {
+			err := d.readBack(df, off, dst)
+			release()
+			return err
+		}
+		if there, err := d.obtain(ctx, df, span{off, off + n}, dst, true); there || err != nil {
+			return inDir(d.o.Dir, err)
+		}
 	}
-	if err != nil {
-		return inDir(d.o.Dir, err)
-	}
+}
+
+func (d *Depot) readBack(df *depotFile, off int64, dst []byte) error {
 	in, err := os.Open(d.s.path(df.f))
 	if err != nil {
-		return fmt.Errorf("%s: %s: %w", d.o.Dir, name, plain(err))
+		return fmt.Errorf("%s: %s: %w", d.o.Dir, df.f.Name, plain(err))
 	}
 	defer in.Close()
 	if n, err := in.ReadAt(dst, off); n < len(dst) {
-		return fmt.Errorf("%s: %s: cannot be read at byte %d: %w", d.o.Dir, name, off+int64(n), plain(err))
+		return fmt.Errorf("%s: %s: cannot be read at byte %d: %w", d.o.Dir, df.f.Name, off+int64(n), plain(err))
 	}
 	return nil
 }
 
-// ensure fetches what is missing of x. A part that somebody else is fetching is
-// waited for; if that fails, it is tried here.
-func (d *Depot) ensure(ctx context.Context, df *depotFile, x span, demand bool) error {
-	stop := context.AfterFunc(ctx, d.cond.Broadcast)
+// obtain fetches what is missing of x. A part that somebody else is fetching is
+// waited for; if that fails, it is tried here. With dst, which is as long as x, it
+// reports whether the bytes are in dst; they need not be in the store then.
+func (d *Depot) obtain(ctx context.Context, df *depotFile, x span, dst []byte, demand bool) (there bool, err error) {
+	stop := context.AfterFunc(ctx, func() {
+		d.mu.Lock() // so that nobody is between looking and waiting
+		defer d.mu.Unlock()
+		d.cond.Broadcast()
+	})
 	defer stop()
 	for {
-		d.mu.Lock()
-		var gaps spans
-		for {
-			if err := context.Cause(ctx); err != nil {
-				d.mu.Unlock()
-				return err
-			}
-			gaps = nil
-			if !df.whole {
-				gaps = df.have.missing(x)
-			}
-			if len(gaps) == 0 {
-				d.mu.Unlock()
-				return nil
-			}
-			if free := df.flying.missing(gaps[0]); len(free) > 0 {
-				gaps = free[:1]
-				break
-			}
-			d.cond.Wait()
+		c, err := d.claim(ctx, df, x, dst != nil, demand)
+		if err != nil {
+			return false, err
 		}
-		gap := gaps[0]
-		gap.end = min(gap.end, gap.off+max(d.o.PartBytes, 1<<20))
-		if demand {
-			if d.o.Budget > 0 && d.kept+gap.bytes() > d.o.Budget {
-				d.mu.Unlock()
-				return ErrBudget
-			}
-			d.kept += gap.bytes()
+		if len(c.gaps) == 0 {
+			return false, nil
 		}
-		df.flying = df.flying.add(gap)
-		d.mu.Unlock()
-
-		err := d.bring(ctx, df, gap)
-
-		d.mu.Lock()
-		df.flying = df.flying.without(gap)
+		if !c.keep {
+			return true, d.fetch(ctx, df.f, x, dst)
+		}
+		b := dst
+		if c.run != x || dst == nil {
+			b = make([]byte, c.run.bytes())
+		}
+		fetched := d.fetch(ctx, df.f, c.run, b)
+		err = fetched
 		if err == nil {
-			df.have = df.have.add(gap)
-			d.stats.Kept += gap.bytes()
-		} else if demand {
-			d.kept -= gap.bytes()
+			if err = d.deposit(df, c, b, demand); err != nil {
+				err = fmt.Errorf("%s: %w", df.f.Name, plain(err))
+			}
 		}
+		d.mu.Lock()
+		df.flying = df.flying.without(c.run)
+		if err != nil && demand {
+			d.kept -= c.gaps.bytes()
+		}
+		full := fetched == nil && isFull(err)
+		news := full && !d.noRoom
+		d.noRoom = d.noRoom || full
 		d.cond.Broadcast()
 		d.mu.Unlock()
-		if err != nil {
-			return err
+		switch {
+		case err == nil:
+			d.arrived.Add(c.gaps.bytes())
+			d.settle(df)
+		case full && dst != nil && c.run == x:
+			if news {
+				d.o.Log(fmt.Sprintf("%s: %v; until there is room, experts are used and not kept", d.o.Dir, err))
+			}
+			err = nil
+		default:
+			return false, err
+		}
+		if dst != nil && c.run == x {
+			return true, nil
 		}
 	}
 }
 
-// bring fetches a gap, writes it and enters it, in this order.
-func (d *Depot) bring(ctx context.Context, df *depotFile, x span) error {
-	b := make([]byte, x.bytes())
-	if err := d.fetch(ctx, df.f, x, b); err != nil {
-		return err
-	}
-	err := d.deposit(df.f, x, b)
-	if err != nil {
-		err = fmt.Errorf("%s: %w", df.f.Name, plain(err))
-	}
-	return err
+// claim is what one request is to bring.
+type claim struct {
+	run  span
+	gaps spans // what of the run is missing
+	keep bool
 }
 
-func (d *Depot) deposit(f *storeFile, x span, b []byte) error {
-	path := d.s.path(f)
-	if err := d.s.hooks.writing(path, x.off, len(b)); err != nil {
+// claim waits until something of x is missing that nobody else fetches. It is empty
+// if nothing is missing.
+func (d *Depot) claim(ctx context.Context, df *depotFile, x span, once, demand bool) (claim, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for {
+		if err := context.Cause(ctx); err != nil {
+			return claim{}, err
+		}
+		if df.whole {
+			return claim{}, nil
+		}
+		gaps := df.have.missing(x)
+		if len(gaps) == 0 {
+			return claim{}, nil
+		}
+		// Small islands are fetched again rather than asking twice.
+		run := span{gaps[0].off, gaps[len(gaps)-1].end}
+		if run.bytes()-gaps.bytes() > run.bytes()/8 || df.flying.overlaps(run) {
+			run = span{}
+			for _, gap := range gaps {
+				if free := df.flying.missing(gap); len(free) > 0 {
+					run = free[0]
+					break
+				}
+			}
+			if run.bytes() == 0 {
+				d.cond.Wait()
+				continue
+			}
+		}
+		if !once || run != x {
+			run.end = min(run.end, run.off+max(d.o.PartBytes, 1<<20))
+		}
+		c := claim{run: run, gaps: df.have.missing(run), keep: true}
+		if demand {
+			switch moved, ok := d.makeRoom(c.gaps.bytes()); {
+			case moved:
+				continue // the lock was free for a while
+			case !ok && !once:
+				return claim{}, ErrKeep
+			case !ok:
+				c.keep = false
+				return c, nil
+			}
+			d.kept += c.gaps.bytes()
+		}
+		df.flying = df.flying.add(run)
+		return c, nil
+	}
+}
+
+// deposit writes what came for a claim, flushes it and enters it, in this order.
+func (d *Depot) deposit(df *depotFile, c claim, b []byte, demand bool) error {
+	path := d.s.path(df.f)
+	if err := d.s.hooks.writing(path, c.run.off, len(b)); err != nil {
 		return err
 	}
 	out, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	d.s.hooks.stepped("write into " + f.Name)
-	if _, err = out.WriteAt(b, x.off); err == nil {
-		d.s.hooks.stepped("sync " + f.Name)
+	d.s.hooks.stepped("write into " + df.f.Name)
+	if _, err = out.WriteAt(b, c.run.off); err == nil {
+		d.s.hooks.stepped("sync " + df.f.Name)
 		err = out.Sync()
 	}
 	if cerr := out.Close(); err == nil {
@@ -466,18 +735,29 @@ func (d *Depot) deposit(f *storeFile, x span, b []byte) error {
 	if err != nil {
 		return err
 	}
-	d.mu.Lock() // one record at a time
-	defer d.mu.Unlock()
-	d.s.hooks.stepped("enter " + f.Name)
-	log, err := os.OpenFile(path+rangesSuffix, os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
+	records := make([]record, len(c.gaps))
+	for i, x := range c.gaps {
+		records[i] = record{span: x, crc: crc32.Checksum(b[x.off-c.run.off:x.end-c.run.off], castagnoli), sum: true, demand: demand, hour: hourOf(time.Now())}
+	}
+	d.entries.Lock()
+	defer d.entries.Unlock()
+	d.s.hooks.stepped("enter " + df.f.Name)
+	if err := d.enter(df, records, false); err != nil {
 		return err
 	}
-	_, err = log.Write(record{x, crc32.Checksum(b, castagnoli), true}.encode())
-	if cerr := log.Close(); err == nil {
-		err = cerr
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range records {
+		df.have = df.have.add(r.span)
+		d.stats.Kept += r.bytes()
+		if demand {
+			d.clock++
+			df.insert(&unit{record: r, df: df, used: d.clock})
+		} else {
+			df.base = append(df.base, r)
+		}
 	}
-	return err
+	return nil
 }
 
 // fetch fills dst from the sources and checks it.
@@ -519,9 +799,10 @@ func (d *Depot) fetch(ctx context.Context, f *storeFile, x span, dst []byte) err
 			dead[s] = r
 		case n == 0:
 			if tries++; tries > d.o.Retries {
-				return fmt.Errorf("%s: %w: given up after %d attempts without a byte", f.Name, r, tries)
+				return fmt.Errorf("%s: bytes %d to %d: %w: given up after %d attempts without a byte", f.Name, x.off, x.end, r, tries)
 			}
-			s.failed(r.wait, d.c.now(), d.o.Backoff)
+			wait := s.failed(r.wait, d.c.now(), d.o.Backoff)
+			d.o.Log(fmt.Sprintf("%s: %v: %s", f.Name, r, again(tries, d.o.Retries, wait)))
 		}
 	}
 }
@@ -558,6 +839,7 @@ func (d *Depot) accept(s *source, f *storeFile, x span, b []byte) error {
 	d.mu.Lock()
 	d.stats.Requests++
 	d.stats.Bytes += int64(len(b))
+	check := d.check
 	d.mu.Unlock()
 	known := false
 	if d.o.Digest != nil {
@@ -569,8 +851,8 @@ func (d *Depot) accept(s *source, f *storeFile, x span, b []byte) error {
 	if !known && !d.o.TrustHTTP && !strings.HasPrefix(s.origin, "https://") {
 		return &refusal{source: s.String(), what: "is not https, and nobody knows the digest of a part of a file: use an https source, or say that this network is trusted", final: true}
 	}
-	if d.o.Check != nil {
-		if err := d.o.Check(f.Name, x.off, b); err != nil {
+	if check != nil {
+		if err := check(f.Name, x.off, b); err != nil {
 			return &refusal{source: s.String(), what: fmt.Sprintf("sends bytes %d to %d that cannot be right", x.off, x.end), final: true, err: err}
 		}
 	}
@@ -605,11 +887,4 @@ func (d *Depot) Stats() DepotStats {
 		s.Rate = float64(s.Bytes) / s.Busy.Seconds()
 	}
 	return s
-}
-
-// Close gives the directory free for others. No call may be in progress.
-func (d *Depot) Close() error {
-	d.c.close()
-	d.unlock()
-	return nil
 }

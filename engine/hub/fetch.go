@@ -379,8 +379,8 @@ func (f *fetcher) insist(ctx context.Context, j *job, x span, buf []byte) error 
 			if tries++; tries > f.o.Retries {
 				return fmt.Errorf("%s: %w: given up after %d attempts without a byte; run the same command again when the network is better, it goes on from here", j.f.Name, r, tries)
 			}
-			s.failed(r.wait, f.c.now(), f.o.Backoff)
-			f.o.Log(fmt.Sprintf("%s: %v: tried again", j.f.Name, r))
+			wait := s.failed(r.wait, f.c.now(), f.o.Backoff)
+			f.o.Log(fmt.Sprintf("%s: %v: %s", j.f.Name, r, again(tries, f.o.Retries, wait)))
 		}
 	}
 }
@@ -522,7 +522,7 @@ func (t *transfer) flush() error {
 	if t.begun == t.at {
 		return nil
 	}
-	f, j, r := t.f, t.j, record{span{t.begun, t.at}, t.crc, true}
+	f, j, r := t.f, t.j, record{span: span{t.begun, t.at}, crc: t.crc, sum: true}
 	t.begun, t.crc = t.at, 0
 	f.s.hooks.stepped("enter " + j.f.Name)
 	f.mu.Lock()

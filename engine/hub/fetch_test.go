@@ -452,7 +452,7 @@ func TestLostBytesAreFoundAndFetchedAlone(t *testing.T) {
 	must(t, err)
 	for off := int64(0); off < sf.Size; off += 32 << 10 {
 		x := span{off, min(sf.Size, off+32<<10)}
-		must(t, j.add(record{x, crc32.Checksum(whole[x.off:x.end], castagnoli), true}))
+		must(t, j.add(record{span: x, crc: crc32.Checksum(whole[x.off:x.end], castagnoli), sum: true}))
 		if off != 96<<10 && x.end < 290_000 {
 			_, err := part.WriteAt(whole[x.off:x.end], x.off)
 			must(t, err)

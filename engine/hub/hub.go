@@ -205,7 +205,16 @@ func fetch(ctx context.Context, o *Options) error {
 	if err := s.save(); err != nil {
 		return err
 	}
-	return newFetcher(o, c, s, func(*storeFile) bool { return true }).run(ctx)
+	filling := exists(filepath.Join(s.dir, streamName))
+	if filling {
+		if err := s.uninstall(); err != nil {
+			return err
+		}
+	}
+	if err := newFetcher(o, c, s, func(*storeFile) bool { return true }).run(ctx); err != nil || !filling {
+		return err
+	}
+	return plain(os.Remove(filepath.Join(s.dir, streamName)))
 }
 
 // lockAll keeps other fetches out of all directories until it is undone or the
@@ -407,7 +416,7 @@ func (s *store) arrived(f *storeFile) int64 {
 		if err != nil {
 			continue
 		}
-		_, have, _ := parseJournal(b, f.Size, f.identity())
+		_, have, _, _ := parseJournal(b, f.Size, f.identity())
 		return have.bytes() - have.beyond(info.Size())
 	}
 	return 0

@@ -124,7 +124,7 @@ func checkName(name string) error {
 	for _, suffix := range []string{partSuffix, journalSuffix, rangesSuffix, tempSuffix} {
 		bad = bad || strings.HasSuffix(base, suffix)
 	}
-	if bad || base == recordName || base == verifyName || base == lockName {
+	if bad || base == recordName || base == verifyName || base == streamName || base == lockName {
 		return fmt.Errorf("the hub lists a file named %.80q, which cannot be stored safely: report it to the owner of the repository", name)
 	}
 	return nil

@@ -8,6 +8,8 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"slices"
+	"time"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -20,12 +22,24 @@ type journal struct {
 	f       *os.File
 	records []record
 	have    spans
+	dropped spans // of a store that fills on demand
 }
 
 type record struct {
 	span
 	crc uint32
 	sum bool // crc is known
+
+	// In the ranges of a store that fills on demand: the run came because it was asked
+	// for, was last used in this hour, or was dropped again.
+	demand, dropped bool
+	hour            uint32 // since 2025; 22 bits
+}
+
+// hourOf numbers hours for records.
+func hourOf(t time.Time) uint32 {
+	const year2025 = 1735689600
+	return uint32(max(0, min((t.Unix()-year2025)/3600, 1<<22-1)))
 }
 
 const (
@@ -43,11 +57,12 @@ func (f *File) identity() [32]byte {
 
 // parseJournal reads a journal of a file. What follows the first torn record is
 // ignored; keep is the length of what precedes it, 0 if the journal is another
-// file's or none at all.
-func parseJournal(b []byte, size int64, id [32]byte) (records []record, have spans, keep int64) {
+// file's or none at all. Dropped are runs that were there once and are not now.
+func parseJournal(b []byte, size int64, id [32]byte) (records []record, have, dropped spans, keep int64) {
 	if len(b) < journalHead || !bytes.Equal(b[:journalHead], journalHeader(size, id)) {
-		return nil, nil, 0
+		return nil, nil, nil, 0
 	}
+	at := map[span]int{} // of records
 	keep = journalHead
 	for b = b[journalHead:]; len(b) >= recordBytes; b = b[recordBytes:] {
 		r := b[:recordBytes]
@@ -59,13 +74,26 @@ func parseJournal(b []byte, size int64, id [32]byte) (records []record, have spa
 			break
 		}
 		keep += recordBytes
-		x := record{span{int64(off), int64(end)}, binary.LittleEndian.Uint32(r[16:]), r[20] == 1}
+		bits := uint32(r[21]) | uint32(r[22])<<8 | uint32(r[23])<<16
+		x := record{span{int64(off), int64(end)}, binary.LittleEndian.Uint32(r[16:]), r[20] == 1, bits&1 != 0, bits&2 != 0, bits >> 2}
+		if i, ok := at[x.span]; x.dropped {
+			if ok {
+				records[i].span = span{}
+				delete(at, x.span)
+				have, dropped = have.without(x.span), dropped.add(x.span)
+			}
+			continue
+		}
 		if g := have.missing(x.span); len(g) != 1 || g[0] != x.span {
 			continue // arrived twice; the first counts
 		}
+		at[x.span] = len(records)
 		records, have = append(records, x), have.add(x.span)
 	}
-	return records, have, keep
+	for _, x := range have {
+		dropped = dropped.without(x)
+	}
+	return slices.DeleteFunc(records, func(r record) bool { return r.span == span{} }), have, dropped, keep
 }
 
 func journalHeader(size int64, id [32]byte) []byte {
@@ -83,6 +111,14 @@ func (r record) encode() []byte {
 	if r.sum {
 		b[20] = 1
 	}
+	bits := r.hour << 2
+	if r.demand {
+		bits |= 1
+	}
+	if r.dropped {
+		bits |= 2
+	}
+	b[21], b[22], b[23] = byte(bits), byte(bits>>8), byte(bits>>16)
 	binary.LittleEndian.PutUint32(b[recordBytes-4:], crc32.Checksum(b[:recordBytes-4], castagnoli))
 	return b
 }
@@ -101,7 +137,7 @@ func openJournal(path string, f *File, written int64) (*journal, error) {
 		return nil, plain(err)
 	}
 	var keep int64
-	j.records, j.have, keep = parseJournal(b, f.Size, f.identity())
+	j.records, j.have, j.dropped, keep = parseJournal(b, f.Size, f.identity())
 	whole := true
 	for _, r := range j.records {
 		whole = whole && r.end <= written

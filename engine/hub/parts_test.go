@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -114,9 +115,9 @@ func TestJournalGivesBackWhatWasEntered(t *testing.T) {
 		}
 		return j
 	}
-	want := []record{{span{500, 700}, 7, true}, {span{0, 100}, 8, true}, {span{100, 101}, 0, false}}
+	want := []record{{span: span{500, 700}, crc: 7, sum: true}, {span: span{0, 100}, crc: 8, sum: true}, {span: span{100, 101}, crc: 0, sum: false}}
 	j := open(1000)
-	for _, r := range append(want, record{span{50, 60}, 1, true}) {
+	for _, r := range append(want, record{span: span{50, 60}, crc: 1, sum: true}) {
 		if err := j.add(r); err != nil {
 			t.Fatal(err)
 		}
@@ -147,6 +148,27 @@ func TestJournalGivesBackWhatWasEntered(t *testing.T) {
 	same(j.records, want[1:])
 	j.close()
 
+	// What came on demand may be dropped and come again; the last word counts.
+	j = open(1000)
+	x := record{span: span{100, 200}, crc: 9, sum: true, demand: true, hour: 1<<22 - 1}
+	gone := record{span: x.span, dropped: true}
+	must(t, j.rewrite(f, want[1:2]))
+	j.f.Write(slices.Concat(x.encode(), gone.encode(), gone.encode(), x.encode(), record{span: span{0, 50}, dropped: true}.encode()))
+	j.close()
+	j = open(1000)
+	same(j.records, []record{want[1], x})
+	if len(j.dropped) != 0 {
+		t.Errorf("%v is dropped and there", j.dropped)
+	}
+	j.f.Write(gone.encode())
+	j.close()
+	j = open(1000)
+	same(j.records, want[1:2])
+	if len(j.dropped) != 1 || j.dropped[0] != x.span {
+		t.Errorf("dropped is %v", j.dropped)
+	}
+	j.close()
+
 	f.Size++ // another file of the same name
 	j = open(1001)
 	same(j.records, nil)
@@ -157,13 +179,19 @@ func FuzzJournal(f *testing.F) {
 	file := &File{Size: 1 << 20}
 	head := journalHeader(file.Size, file.identity())
 	f.Add(head)
-	f.Add(append(bytes.Clone(head), record{span{0, 10}, 3, true}.encode()...))
-	f.Add(append(append(bytes.Clone(head), record{span{5, 1 << 20}, 3, true}.encode()...), record{span{0, 6}, 3, false}.encode()...))
+	f.Add(append(bytes.Clone(head), record{span: span{0, 10}, crc: 3, sum: true}.encode()...))
+	f.Add(slices.Concat(head, record{span: span{5, 9}, demand: true, hour: 9}.encode(), record{span: span{5, 9}, dropped: true}.encode()))
+	f.Add(append(append(bytes.Clone(head), record{span: span{5, 1 << 20}, crc: 3, sum: true}.encode()...), record{span: span{0, 6}, crc: 3, sum: false}.encode()...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		records, have, keep := parseJournal(b, file.Size, file.identity())
+		records, have, dropped, keep := parseJournal(b, file.Size, file.identity())
 		var n int64
 		for _, r := range records {
 			n += r.bytes()
+		}
+		for _, x := range dropped {
+			if gone := have.missing(x); len(gone) != 1 || gone[0] != x {
+				t.Fatalf("%v was dropped and is there: %v", x, have)
+			}
 		}
 		if have.bytes() != n || n > file.Size || keep > int64(len(b)) {
 			t.Fatalf("%d bytes in records, %d in runs, %d of %d kept", n, have.bytes(), keep, len(b))

@@ -365,8 +365,9 @@ func (c *client) broke(ctx context.Context, s *source, at int64, err error) erro
 	return r
 }
 
-// failed rests a source after an answer that may be better next time.
-func (s *source) failed(wait time.Duration, now time.Time, backoff time.Duration) {
+// failed rests a source after an answer that may be better next time, and returns
+// for how long.
+func (s *source) failed(wait time.Duration, now time.Time, backoff time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now.After(s.notUntil) {
@@ -380,6 +381,12 @@ func (s *source) failed(wait time.Duration, now time.Time, backoff time.Duration
 	if at := now.Add(wait); at.After(s.notUntil) {
 		s.notUntil = at
 	}
+	return s.notUntil.Sub(now)
+}
+
+// again says which attempt failed and when the next is.
+func again(tries, retries int, wait time.Duration) string {
+	return fmt.Sprintf("attempt %d of %d, the next in %s", tries, retries+1, max(wait.Round(100*time.Millisecond), 100*time.Millisecond))
 }
 
 // worked lets the next failure be the first again. A rest that was asked for goes on.

@@ -60,6 +60,16 @@ func (s spans) missing(x span) spans {
 	return gaps
 }
 
+// overlaps tells whether anything of x is there.
+func (s spans) overlaps(x span) bool {
+	for _, e := range s {
+		if e.off < x.end && x.off < e.end {
+			return true
+		}
+	}
+	return false
+}
+
 // prefix is how many bytes are there without a gap from the first byte on.
 func (s spans) prefix() int64 {
 	if len(s) == 0 || s[0].off != 0 {

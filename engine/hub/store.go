@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"deltafin/engine/checkpoint"
 )
 
 // What lies in a store beside the model's own files. A file of the model has its
@@ -19,10 +21,11 @@ import (
 const (
 	recordName    = "deltafin-inventory.json" // what should be here, what is, and its digests
 	verifyName    = "deltafin-verify.json"    // how far an interrupted verification came
+	streamName    = "deltafin-stream.json"    // the store fills on demand, and how
 	lockName      = ".deltafin.lock"
 	partSuffix    = ".part"
 	journalSuffix = ".journal"
-	rangesSuffix  = ".ranges"
+	rangesSuffix  = checkpoint.RangesSuffix
 	tempSuffix    = ".deltafin-tmp"
 )
 
@@ -89,6 +92,7 @@ type hooks struct {
 	write func(path string, off int64, n int) error // in front of each write of content
 	free  func(dir string) (int64, error)           // in place of the file system's answer
 	drive func(dir string) (id string)              // likewise: which drive a directory is on
+	fixed func() error                              // why no hole can be punched
 }
 
 func (h *hooks) stepped(what string) {
@@ -109,6 +113,23 @@ func (h *hooks) freeSpace(dir string) (int64, error) {
 		return h.free(dir)
 	}
 	return freeSpace(dir)
+}
+
+// punch finds out whether files in dir can have holes punched.
+func (h *hooks) punch(dir string) error {
+	if h != nil && h.fixed != nil {
+		return h.fixed()
+	}
+	f, err := os.CreateTemp(dir, "*"+tempSuffix)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	if _, err := f.Write(make([]byte, 64<<10)); err != nil {
+		return err
+	}
+	return punchHole(f, span{0, 64 << 10})
 }
 
 func (h *hooks) driveOf(dir string) string {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -69,6 +70,9 @@ type Report struct {
 	Touched  []string `json:"touched,omitempty"` // changed since they were proved right, and not read this time
 	Extra    []string `json:"extra,omitempty"`   // files that are not the model's
 	Repaired []Damage `json:"repaired,omitempty"`
+
+	// Of a store that fills on demand: bytes of its shards that are not here.
+	Away int64 `json:"away,omitempty"`
 }
 
 // OK tells whether nothing bad is left.
@@ -98,7 +102,7 @@ func verify(ctx context.Context, dir string, o *VerifyOptions) (*Report, error) 
 		}
 		return nil, fmt.Errorf("has no %s, so nobody knows what should be here: run 'deltafin fetch --full' on it, which reads what is here and fetches only what is missing or wrong", recordName)
 	}
-	v := &verifier{o: o, s: s, report: &Report{Repo: s.rec.Repo, Revision: s.rec.Revision, Files: len(s.rec.Files)}}
+	v := &verifier{o: o, s: s, filling: IsStream(s.dir), report: &Report{Repo: s.rec.Repo, Revision: s.rec.Revision, Files: len(s.rec.Files)}}
 	// Without the lock, or without the right to write, the store is only looked at.
 	if lock, err := lockDir(s.dir); err == nil {
 		defer lock.release()
@@ -123,6 +127,7 @@ type verifier struct {
 	s        *store
 	report   *Report
 	mayWrite bool
+	filling  bool // the store fills on demand
 
 	read  atomic.Int64
 	total int64
@@ -174,7 +179,7 @@ func (v *verifier) run(ctx context.Context) error {
 	}
 	if !v.o.Deep && v.o.Sample <= 0 {
 		for _, f := range here {
-			if !v.s.whole(f) {
+			if !v.s.whole(f) && !v.fills(f) {
 				v.report.Touched = append(v.report.Touched, f.Name)
 			}
 		}
@@ -200,6 +205,8 @@ func (v *verifier) present(f *storeFile) bool {
 		why = plain(err).Error()
 	case !info.Mode().IsRegular():
 		why = "is not a regular file: remove it"
+	case exists(path+rangesSuffix) && v.filling && info.Size() == f.Size:
+		v.report.Away += f.Size - v.s.arrived(f)
 	case exists(path + rangesSuffix):
 		why = fmt.Sprintf("fills on demand, %s of %s are here: run 'deltafin fetch --full' for the rest", gb(v.s.arrived(f)), gb(f.Size))
 	case info.Size() != f.Size:
@@ -213,7 +220,7 @@ func (v *verifier) present(f *storeFile) bool {
 
 // extra lists files that the model does not consist of.
 func (v *verifier) extra() {
-	known := map[string]bool{recordName: true, verifyName: true, lockName: true}
+	known := map[string]bool{recordName: true, verifyName: true, streamName: true, lockName: true}
 	for i := range v.s.rec.Files {
 		known[v.s.rec.Files[i].Name] = true
 	}
@@ -242,7 +249,11 @@ func (v *verifier) structure() {
 	if !exists(filepath.Join(v.s.dir, "model.safetensors.index.json")) {
 		return
 	}
-	ck, err := checkpoint.Open(v.s.dir)
+	open := checkpoint.Open
+	if v.filling {
+		open = func(dir string) (*checkpoint.Checkpoint, error) { return checkpoint.OpenFilling(dir, nil) }
+	}
+	ck, err := open(v.s.dir)
 	if err != nil {
 		v.damage(Damage{Why: strings.TrimPrefix(err.Error(), v.s.dir+": ")})
 		return
@@ -250,18 +261,45 @@ func (v *verifier) structure() {
 	ck.Close()
 }
 
-// task is a chunk of a file whose chain is known, or else a whole file.
+// task is a chunk of a file whose chain is known, or what one record says of a file
+// that fills on demand, or else a whole file.
 type task struct {
 	f     *storeFile
 	chunk int // -1 is the whole
+	run   *record
+}
+
+// fills tells whether a file is there in parts only.
+func (v *verifier) fills(f *storeFile) bool {
+	return v.filling && exists(v.s.path(f)+rangesSuffix)
+}
+
+// ranges are the records of a file that fills on demand.
+func (v *verifier) ranges(f *storeFile) []record {
+	b, err := readBounded(v.s.path(f)+rangesSuffix, journalLimit)
+	if err != nil {
+		v.damage(Damage{File: f.Name, Why: "what of it is here is unknown: " + plain(err).Error()})
+		return nil
+	}
+	records, _, _, _ := parseJournal(b, f.Size, f.identity())
+	return records
 }
 
 func (v *verifier) content(ctx context.Context, here []*storeFile) error {
 	v.resume()
 	var tasks []task
 	for _, f := range here {
+		if v.fills(f) {
+			for _, r := range v.ranges(f) {
+				if r.sum && (v.o.Deep || rand.IntN(v.o.Sample) == 0) {
+					tasks = append(tasks, task{f, -1, &r})
+					v.total += r.bytes()
+				}
+			}
+			continue
+		}
 		if !f.proven() {
-			tasks = append(tasks, task{f, -1})
+			tasks = append(tasks, task{f, -1, nil})
 			v.total += f.Size
 			continue
 		}
@@ -273,7 +311,7 @@ func (v *verifier) content(ctx context.Context, here []*storeFile) error {
 			case v.o.Deep && v.state(f).has(i):
 				v.report.Resumed += x.bytes()
 			default:
-				tasks = append(tasks, task{f, i})
+				tasks = append(tasks, task{f, i, nil})
 				v.total += x.bytes()
 			}
 		}
@@ -325,6 +363,20 @@ func (v *verifier) check(ctx context.Context, t task) error {
 	defer in.Close()
 	buf := make([]byte, bufferBytes)
 	saw := func(n int) { v.read.Add(int64(n)) }
+	if r := t.run; r != nil {
+		dropCache(in, r.span)
+		crc, err := crcOf(in, r.span, buf)
+		saw(int(r.bytes()))
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			v.damage(Damage{t.f.Name, r.off, r.end, "cannot be read: " + plain(err).Error() + ": the drive may be failing"})
+		case crc != r.crc:
+			v.damage(Damage{t.f.Name, r.off, r.end, "is not what arrived"})
+		}
+		return nil
+	}
 	if t.chunk >= 0 {
 		x := chunkSpan(t.f.Size, t.chunk)
 		dropCache(in, x)
@@ -421,6 +473,9 @@ func (v *verifier) save() {
 
 // repair has everything that is bad fetched again, and looks once more.
 func (v *verifier) repair(ctx context.Context) (*Report, error) {
+	if v.filling {
+		return v.refill(ctx)
+	}
 	bad := map[string]bool{}
 	for _, d := range v.report.Bad {
 		bad[d.File] = true
@@ -444,6 +499,82 @@ func (v *verifier) repair(ctx context.Context) (*Report, error) {
 	if err := fetch(ctx, &o); err != nil {
 		return nil, err
 	}
+	return v.again(ctx)
+}
+
+// refill takes what is bad out of a store that fills on demand. What is dense of it is
+// fetched now, and experts when they are next asked for.
+func (v *verifier) refill(ctx context.Context) (*Report, error) {
+	lock, err := lockDir(v.s.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.release()
+	bad := map[string]spans{}
+	for _, d := range v.report.Bad {
+		if d.File == "" {
+			return nil, errors.New("the files disagree with each other, and none is known to be the culprit: run 'deltafin fetch --full'")
+		}
+		if d.End == 0 {
+			d.End = math.MaxInt64
+		}
+		bad[d.File] = bad[d.File].add(span{d.Off, d.End})
+	}
+	for i := range v.s.rec.Files {
+		f := &v.s.rec.Files[i]
+		if bad[f.Name] == nil {
+			continue
+		}
+		f.Verified = 0
+		if !isShard(f) {
+			continue
+		}
+		var written int64
+		if info, err := os.Stat(v.s.path(f)); err == nil {
+			written = info.Size()
+		}
+		if v.fills(f) && written != f.Size {
+			continue // opening the depot puts that right
+		}
+		j, err := openJournal(v.s.path(f)+rangesSuffix, &f.File, written)
+		if err != nil {
+			return nil, err
+		}
+		var good []record
+		if len(j.records) > 0 {
+			for _, r := range j.records {
+				if !bad[f.Name].overlaps(r.span) {
+					good = append(good, r)
+				}
+			}
+		} else { // it was whole
+			good = bad[f.Name].missing(span{0, f.Size}).records()
+		}
+		err = j.rewrite(&f.File, good)
+		if cerr := j.close(); err == nil {
+			err = cerr
+		}
+		if err != nil {
+			return nil, plain(err)
+		}
+	}
+	if err := errors.Join(v.s.save(), v.s.uninstall()); err != nil {
+		return nil, err
+	}
+	lock.release()
+	o := DepotOptions{Options: *v.o.Repair}
+	o.Dir, o.Repo, o.Revision = v.s.dir, v.s.rec.Repo, v.s.rec.Revision
+	d, err := openDepot(ctx, o, true)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.Close(); err != nil {
+		return nil, err
+	}
+	return v.again(ctx)
+}
+
+func (v *verifier) again(ctx context.Context) (*Report, error) {
 	again := VerifyOptions{Workers: v.o.Workers, Log: v.o.Log, hooks: v.o.hooks}
 	r, err := verify(ctx, v.s.dir, &again)
 	if err != nil {

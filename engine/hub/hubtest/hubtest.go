@@ -70,6 +70,7 @@ type Hub struct {
 	PlainURL string // with {path} in it
 	Repo     string
 	Revision string
+	Dir      string // that is served
 
 	PageSize int // of the list; 0 is everything at once
 
@@ -100,7 +101,7 @@ const (
 // New serves a directory.
 func New(t testing.TB, dir string) *Hub {
 	t.Helper()
-	h := &Hub{Repo: Repo, Revision: Revision, files: map[string]*file{}}
+	h := &Hub{Repo: Repo, Revision: Revision, Dir: dir, files: map[string]*file{}}
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
