@@ -10,9 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/disk"
 	"deltafin/engine/drive"
 )
 
@@ -218,7 +218,7 @@ func (st *stage) run(ctx context.Context, p PlacedDir) (err error) {
 		return fmt.Errorf("asking for free space: %w", reason(err))
 	}
 	if left := free - max(st.o.Reserve, 0) - need; left < 0 {
-		return fmt.Errorf("needs %.1f GB more, of which %.1f GB are to stay free: plan with fewer bytes, or make room", float64(-left)/1e9, float64(max(st.o.Reserve, 0))/1e9)
+		return fmt.Errorf("%w: needs %.1f GB more, of which %.1f GB are to stay free: plan with fewer bytes, or make room", disk.ErrFull, float64(-left)/1e9, float64(max(st.o.Reserve, 0))/1e9)
 	}
 	st.o.Progress(st.done, st.total)
 	for _, l := range todo {
@@ -231,7 +231,7 @@ func (st *stage) run(ctx context.Context, p PlacedDir) (err error) {
 }
 
 func (st *stage) explain(err error) error {
-	if errors.Is(err, syscall.ENOSPC) {
+	if disk.Full(err) {
 		return fmt.Errorf("%w: make room, or plan with fewer bytes, and stage again: finished files are kept", err)
 	}
 	return err

@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"deltafin/engine/disk"
 )
 
 // DepotOptions of a store that fills on demand.
@@ -632,7 +634,7 @@ func (d *Depot) obtain(ctx context.Context, df *depotFile, x span, dst []byte, d
 		if err != nil && demand {
 			d.kept -= c.gaps.bytes()
 		}
-		full := fetched == nil && isFull(err)
+		full := fetched == nil && disk.Full(err)
 		news := full && !d.noRoom
 		d.noRoom = d.noRoom || full
 		d.cond.Broadcast()

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"deltafin/engine/disk"
 )
 
 const (
@@ -820,7 +822,7 @@ func (f *fetcher) publish(j *job, d *digests) error {
 		return plain(err)
 	}
 	f.s.hooks.stepped("sync directory of " + j.f.Name)
-	if err := syncDir(filepath.Dir(path)); err != nil {
+	if err := disk.SyncDir(filepath.Dir(path)); err != nil {
 		return plain(err)
 	}
 	if err := f.finish(j, d); err != nil {
@@ -887,7 +889,7 @@ func (s *store) join(f *storeFile) error {
 	if err := os.Rename(link+tempSuffix, link); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(link))
+	return disk.SyncDir(filepath.Dir(link))
 }
 
 // progress makes the function that tells the caller where things are.

@@ -36,6 +36,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"deltafin/engine/disk"
 )
 
 // Options of a fetch. The zero value of every field but Dir is what users want.
@@ -391,7 +393,7 @@ func existing(dir string) string {
 func (p *Plan) fits() error {
 	for _, d := range p.Drives {
 		if d.Free >= 0 && d.Free < d.Need+d.Keep {
-			return fmt.Errorf("%s are needed in %s (and %s are to stay free), and the drive has %s free: make room, spread the model over several drives, or give another directory", gb(d.Need), d.Dir, gb(d.Keep), gb(d.Free))
+			return fmt.Errorf("%w: %s are needed in %s (and %s are to stay free), and the drive has %s free: make room, spread the model over several drives, or give another directory", disk.ErrFull, gb(d.Need), d.Dir, gb(d.Keep), gb(d.Free))
 		}
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/disk"
 )
 
 // What lies in a store beside the model's own files. A file of the model has its
@@ -112,7 +113,7 @@ func (h *hooks) freeSpace(dir string) (int64, error) {
 	if h != nil && h.free != nil {
 		return h.free(dir)
 	}
-	return freeSpace(dir)
+	return disk.Free(dir)
 }
 
 // punch finds out whether files in dir can have holes punched.
@@ -197,7 +198,7 @@ func (s *store) replace(name string, b []byte) error {
 		err = os.Rename(path+tempSuffix, path)
 	}
 	if err == nil {
-		err = syncDir(s.dir)
+		err = disk.SyncDir(s.dir)
 	}
 	if err != nil {
 		os.Remove(path + tempSuffix)
@@ -324,7 +325,7 @@ func (s *store) place(targets []Target, room map[string]int64, keepFree int64) e
 			}
 		}
 		if best == nil {
-			return fmt.Errorf("%s (%s) fits on none of the %d drives: make room, or name another directory", f.Name, gb(f.Size), len(drives))
+			return fmt.Errorf("%w: %s (%s) fits on none of the %d drives: make room, or name another directory", disk.ErrFull, f.Name, gb(f.Size), len(drives))
 		}
 		best.load += float64(f.Size) / best.weight
 		room[best.id] -= f.Size
@@ -363,7 +364,7 @@ func plain(err error) error {
 		err = l.Err
 	}
 	switch {
-	case isFull(err):
+	case disk.Full(err):
 		return fmt.Errorf("%w: make room and run the same command again; it goes on from here", err)
 	case errors.Is(err, fs.ErrPermission), isReadOnly(err):
 		return fmt.Errorf("%w: give a directory that can be written to", err)

@@ -13,15 +13,6 @@ import (
 
 const canSpread = true
 
-// freeSpace is how many bytes an ordinary user can still write below dir.
-func freeSpace(dir string) (int64, error) {
-	var s unix.Statfs_t
-	if err := unix.Statfs(dir, &s); err != nil {
-		return 0, err
-	}
-	return int64(s.Bavail) * int64(s.Bsize), nil
-}
-
 // driveOf tells file systems apart.
 func driveOf(dir string) string {
 	var s unix.Stat_t
@@ -29,19 +20,6 @@ func driveOf(dir string) string {
 		return dir
 	}
 	return fmt.Sprint(s.Dev)
-}
-
-// syncDir makes the names in dir durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	if err := d.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // some network file systems have none
-		return err
-	}
-	return nil
 }
 
 // lockFile takes a lock that ends with the process. On a file system without locks
@@ -58,9 +36,5 @@ func lockFile(f *os.File) error {
 // unlockFile ends the lock also where a process that is just being started still
 // holds the file open.
 func unlockFile(f *os.File) { unix.Flock(int(f.Fd()), unix.LOCK_UN) }
-
-func isFull(err error) bool {
-	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
-}
 
 func isReadOnly(err error) bool { return errors.Is(err, unix.EROFS) }
