@@ -33,6 +33,8 @@ type Chooser struct {
 	asking  float64 // seconds
 }
 
+const outlier = 2
+
 const (
 	lossShare = 0.015
 	// rowShare is what a further row is taken to cost, in passes of one row, before any
@@ -84,7 +86,12 @@ func (c *calibration) estimate(p float32) float64 {
 // mean is a running mean of the last few values; weight is how many.
 type mean struct{ value, weight float64 }
 
+// add takes v into account, as no more than outlier times the mean: other processes
+// and drives have their moments.
 func (m *mean) add(v float64) {
+	if m.weight >= 2 && m.value > 0 {
+		v = min(v, outlier*m.value)
+	}
 	m.weight = min(m.weight+1, 6)
 	m.value += (v - m.value) / m.weight
 }

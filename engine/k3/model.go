@@ -127,8 +127,8 @@ type Model struct {
 
 	passes int64
 	arena  arena
-	cut    *cut // the suspended pass that the arena still holds, if any
-	shown  int  // the layer of the pass under way whose routes were observed last
+	cut    *cut       // the suspended pass that the arena still holds, if any
+	shown  int        // the layer of the pass under way whose routes were observed last
 	spare  []*heldKDA // room for held passes
 	times  Times
 }
