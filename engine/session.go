@@ -88,6 +88,7 @@ func (s *Session) Suspended() (ids []int, layers int) { return s.engine.model.Su
 
 // Try runs ids as one pass without committing to them and returns the logits
 // [len(ids)][vocab] of every row, valid until the next pass. [Session.Keep] must follow.
+// An error leaves the session as it was.
 func (s *Session) Try(ctx context.Context, ids []int) ([][]float32, error) {
 	if s.broken != nil {
 		return nil, s.broken
@@ -149,7 +150,7 @@ func (s *Session) forward(ctx context.Context, ids []int, pass k3.Pass) (kernel.
 		}
 	}
 	m, err := s.engine.model.Forward(ctx, s.state, ids, pass)
-	if err != nil && (pass.Hold || !k3.Cancelled(ctx, err)) {
+	if err != nil && !pass.Hold && !k3.Cancelled(ctx, err) {
 		s.broken = fmt.Errorf("the session ended with an error: %w", err)
 	}
 	return m, err

@@ -280,24 +280,44 @@ func TestAProposerCannotMakeARunFail(t *testing.T) {
 	}
 }
 
-// TestADraftedTextIsCancelled ends a pass that checks guesses in the middle.
+// TestADraftedTextIsCancelled cancels passes that check guesses, in every layer. The session
+// then stands where it stood before, and goes on.
 func TestADraftedTextIsCancelled(t *testing.T) {
 	c, err := golden.Find("nano", "story")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	asked := 0
-	e := openSet(t, "nano", Options{Guesses: 4, Proposers: []draft.Proposer{liar{name: "x", propose: func(_ []int, k int) ([]draft.Guess, error) {
-		if asked++; asked == 3 {
-			cancel()
-		}
-		return sure(make([]int, k)...), nil
+	ids := append(slices.Clone(c.PromptIDs), c.Greedy...)
+	e := openSet(t, "nano", Options{Guesses: 4, Proposers: []draft.Proposer{liar{name: "x", propose: func(tokens []int, k int) ([]draft.Guess, error) {
+		return sure(ids[len(tokens)], 0, 0, 0), nil
 	}}}})
-	s := e.NewSession()
-	res, err := s.Generate(ctx, Request{Prompt: c.PromptIDs, MaxNew: 40})
-	if err != nil || res.Finish != FinishCancelled || len(res.IDs) != 3 || !slices.Equal(res.IDs, c.Greedy[:3]) {
-		t.Errorf("%v %s, error %v; greedy %v", res.IDs, res.Finish, err, c.Greedy[:3])
+	want := openSet(t, "nano", Options{}).NewSession()
+	if _, err := want.Feed(context.Background(), ids, nil); err != nil {
+		t.Fatal(err)
+	}
+	hash := stateHash(t, want)
+	for layer := range e.Config().Layers {
+		ctx, cancel := context.WithCancel(context.Background())
+		passes := 0
+		e.model.Observe = func(l int, name string, v kernel.Mat) {
+			if name == "attn_in" && l == layer && v.Rows == 5 {
+				if passes++; passes == 3 {
+					cancel()
+				}
+			}
+		}
+		s := e.NewSession()
+		res, err := s.Generate(ctx, Request{Prompt: c.PromptIDs, MaxNew: len(c.Greedy)})
+		cancel()
+		e.model.Observe = nil
+		if err != nil || res.Finish != FinishCancelled || len(res.IDs) < 3 || !slices.Equal(res.IDs, c.Greedy[:len(res.IDs)]) {
+			t.Fatalf("layer %d: %v %s, error %v", layer, res.IDs, res.Finish, err)
+		}
+		if _, err := s.Feed(context.Background(), ids[s.Position():], nil); err != nil {
+			t.Fatalf("layer %d: %v", layer, err)
+		}
+		if got := stateHash(t, s); got != hash {
+			t.Errorf("layer %d: state %s, want %s", layer, got, hash)
+		}
 	}
 }

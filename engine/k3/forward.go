@@ -24,9 +24,9 @@ type Pass struct {
 
 // Forward runs len(ids) rows, the tokens that follow st, through all layers and
 // returns the logits [Logits][vocab] of the last rows. They are valid until the
-// next pass. On an error, st is unusable, but for one: when ctx was cancelled and
-// nothing is held, Forward with the same ids goes on where it stopped, if no other pass has run
-// on m in between ([Model.Suspended]).
+// next pass. On an error, st is unusable, but for two cases: a pass that was to be held
+// has changed nothing, and when ctx was cancelled, Forward with the same ids goes on where it
+// stopped, if no other pass has run on m in between ([Model.Suspended]).
 //
 // Rows see each other only through attention and recurrence, in order, so any
 // cutting of a sequence into passes gives the same bits.
@@ -47,7 +47,10 @@ func (m *Model) Forward(ctx context.Context, st *State, ids []int, pass Pass) (l
 		st.held, st.cut = len(ids), nil
 	case err == nil:
 		st.pos, st.cut = st.pos+len(ids), nil
-	case Cancelled(ctx, err) && !pass.Hold:
+	case pass.Hold:
+		st.cut = nil
+		m.release(st)
+	case Cancelled(ctx, err):
 		m.cut = st.cut
 	}
 	return logits, err

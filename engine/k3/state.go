@@ -101,6 +101,12 @@ func (m *Model) Commit(st *State, n int) error {
 	if err := m.Advance(st, n); err != nil {
 		return err
 	}
+	m.release(st)
+	return nil
+}
+
+// release forgets what is held.
+func (m *Model) release(st *State) {
 	for l := range st.kda {
 		if st.config.MLA[l] {
 			st.mla[l].truncate(st.pos)
@@ -109,5 +115,4 @@ func (m *Model) Commit(st *State, n int) error {
 		}
 	}
 	st.held, st.past = 0, 0
-	return nil
 }

@@ -199,7 +199,7 @@ func (s *fakeSession) Generate(ctx context.Context, r engine.Request) (res engin
 			return res, err
 		}
 		r.Logits(row)
-		id := likeliest(row, 1)[0]
+		id := r.Choose(row, s.Position())
 		if slices.Contains(r.Stop, id) {
 			res.Finish = engine.FinishStop
 			return res, nil

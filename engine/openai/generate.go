@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
 
 	"deltafin/engine"
+	"deltafin/engine/draft"
 	"deltafin/prefill"
 )
 
@@ -156,9 +158,9 @@ func (s *Server) run(ctx context.Context, g *generation, t *ticket) {
 	g.end(f, err)
 }
 
-// cutOff is a session that stands inside a pass, as its client left.
+// cutOff is a session as its client left it: inside a pass, as a rule.
 type cutOff struct {
-	ids     []int // that it was fed, those of the pass included
+	ids     []int // that it was fed, those of a pass that is not done included
 	session Session
 }
 
@@ -199,7 +201,8 @@ func (s *Server) generate(ctx context.Context, g *generation) (end finish, err e
 	cut, layers := session.Suspended()
 	s.activity.prompt(len(ids), known, layers)
 	defer func() {
-		if cut, _ := session.Suspended(); err != nil && cut != nil {
+		if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			cut, _ := session.Suspended()
 			s.cut = &cutOff{slices.Concat(g.ids()[:session.Position()], cut), session}
 		}
 	}()
@@ -277,47 +280,53 @@ func (s *Server) decode(ctx context.Context, g *generation, session Session, res
 	}
 	room := r.maxNew - len(g.rec.steps)
 	onPass := s.activity.pass(s.model, passes-1, passes)
-	if !r.sampled() {
-		res, err := session.Generate(ctx, engine.Request{
-			Prompt: rest, MaxNew: room, Stop: []int{info.EOS}, Logits: look, Token: take, Progress: onPass,
-		})
-		switch {
-		case errors.Is(err, errTextEnds):
-			return finishStop, nil
-		case err != nil:
-			return "", err
-		case res.Finish == engine.FinishCancelled:
-			return "", ctx.Err()
-		}
-		return finish(res.Finish), nil
+	res, err := session.Generate(ctx, engine.Request{
+		Prompt: rest, MaxNew: room, Stop: []int{info.EOS}, Choose: r.choose, Logits: look, Token: take, Progress: onPass,
+	})
+	g.rec.draft = guessingOf(res.Stats.Draft)
+	s.metrics.draft(res.Stats.Draft)
+	switch {
+	case errors.Is(err, errTextEnds):
+		return finishStop, nil
+	case err != nil:
+		return "", err
+	case res.Finish == engine.FinishCancelled:
+		return "", ctx.Err()
 	}
-	for {
-		row, err := session.Feed(ctx, rest, onPass)
-		if err != nil {
-			return "", err
-		}
-		look(row)
-		id := r.choose(row, session.Position())
-		if id == info.EOS {
-			return finishStop, nil
-		}
-		if err := take(id); err != nil {
-			return finishStop, nil
-		}
-		if room--; room == 0 || session.Position() == info.Context {
-			return finishLength, nil
-		}
-		rest, onPass = []int{id}, nil
-	}
+	return finish(res.Finish), nil
 }
 
 // usage is what an answer took, in tokens.
 type usage struct {
 	prompt, cached, completion, reasoning int
+
+	draft *guessing
+}
+
+// guessing is how an answer's tokens were guessed: those that the engine made last, if a
+// client left and came back.
+type guessing struct {
+	Passes   int     `json:"passes"`   // that decided tokens
+	Tokens   int     `json:"tokens"`   // that they decided
+	Checked  int     `json:"checked"`  // guesses
+	Accepted int     `json:"accepted"` // of them
+	Gain     float64 `json:"gain"`     // see [draft.Stats.Gain]
+}
+
+func guessingOf(s *draft.Stats) *guessing {
+	if s == nil {
+		return nil
+	}
+	g := &guessing{Passes: s.Passes, Tokens: s.Tokens, Gain: math.Round(100*s.Gain()) / 100}
+	for _, p := range s.Proposers {
+		g.Checked += p.Checked
+		g.Accepted += p.Accepted
+	}
+	return g
 }
 
 func (g *generation) usage() usage {
-	return usage{len(g.req.prompt), max(0, g.rec.cached), len(g.rec.steps), g.reader.reasoning}
+	return usage{len(g.req.prompt), max(0, g.rec.cached), len(g.rec.steps), g.reader.reasoning, g.rec.draft}
 }
 
 func (u usage) String() string {

@@ -12,7 +12,8 @@ type record struct {
 	created int64  // Unix seconds
 	cached  int    // tokens of the prompt that were known
 	steps   []step
-	finish  finish // empty: it was cut off, and can be gone on with
+	draft   *guessing // nil without proposers
+	finish  finish    // empty: it was cut off, and can be gone on with
 }
 
 // step is one token.

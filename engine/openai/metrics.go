@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"deltafin/engine/draft"
 )
 
 // metrics counts for GET /metrics.
@@ -18,12 +20,29 @@ type metrics struct {
 	cached    int64
 	generated int64
 	memos     int64
+	drafts    map[[2]string]int64 // proposer and "accepted" or "rejected"
 }
 
 func (m *metrics) memo() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.memos++
+}
+
+// draft counts the guesses of a generation.
+func (m *metrics) draft(s *draft.Stats) {
+	if s == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.drafts == nil {
+		m.drafts = map[[2]string]int64{}
+	}
+	for _, p := range s.Proposers {
+		m.drafts[[2]string{p.Name, "accepted"}] += int64(p.Accepted)
+		m.drafts[[2]string{p.Name, "rejected"}] += int64(p.Checked - p.Accepted)
+	}
 }
 
 // ended counts a generation that the engine worked on.
@@ -106,6 +125,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, _ *http.Request) {
 	one("deltafin_prompt_tokens_total", "counter", "Tokens of prompts.", m.prompt)
 	one("deltafin_cached_tokens_total", "counter", "Tokens of prompts that were known and not computed again.", m.cached)
 	one("deltafin_generated_tokens_total", "counter", "Tokens of answers.", m.generated)
+	labelled("deltafin_guessed_tokens_total", "Guessed tokens that were checked, by proposer and outcome.", [2]string{"proposer", "outcome"}, m.drafts)
 	one("deltafin_memo_hits_total", "counter", "Requests answered from the memo of answers.", m.memos)
 	m.mu.Unlock()
 	c, skipped := s.activity.counters()

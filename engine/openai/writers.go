@@ -49,6 +49,7 @@ type (
 		CompletionDetails struct {
 			Reasoning int `json:"reasoning_tokens"`
 		} `json:"completion_tokens_details"`
+		Draft *guessing `json:"draft,omitempty"` // not in OpenAI's API
 	}
 	toolCall struct {
 		Index    *int   `json:"index,omitempty"`
@@ -104,7 +105,7 @@ type (
 func (u usage) openAI() json.RawMessage {
 	var o openAIUsage
 	o.Prompt, o.Completion, o.Total = u.prompt, u.completion, u.prompt+u.completion
-	o.Details.Cached, o.CompletionDetails.Reasoning = u.cached, u.reasoning
+	o.Details.Cached, o.CompletionDetails.Reasoning, o.Draft = u.cached, u.reasoning, u.draft
 	return encode(o)
 }
 
