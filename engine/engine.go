@@ -34,7 +34,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"runtime"
 
 	"deltafin/engine/checkpoint"
@@ -119,9 +118,6 @@ func (e *Engine) open(ctx context.Context, o Options) error {
 	if o.Threads <= 0 {
 		o.Threads = runtime.GOMAXPROCS(0)
 	}
-	if e.warn = o.Warn; e.warn == nil {
-		e.warn = func(line string) { slog.Warn(line) }
-	}
 	e.model.Pool = kernel.NewPool(o.Threads)
 	e.openProposers(o)
 	ledger, so, xo, err := layout(e.ck, o, e.proposerBytes)
@@ -135,7 +131,7 @@ func (e *Engine) open(ctx context.Context, o Options) error {
 	}
 	// A model that will be in memory whole is read once: the page cache may help the
 	// next start, and has nothing to push out.
-	if ledger.Resident == expertBytes(e.ck) && ledger.Limit/2 > ledger.Resident+ledger.Spine {
+	if ledger.Resident == ledger.Experts && ledger.Limit/2 > ledger.Resident+ledger.Spine {
 		o.Drive.Buffered = true
 	}
 	e.drives = drive.NewSet(o.Drive)

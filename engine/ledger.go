@@ -3,6 +3,8 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"math"
+	"sort"
 	"strings"
 
 	"deltafin/engine/checkpoint"
@@ -16,8 +18,8 @@ import (
 // use. The error says how much is needed.
 var ErrMemory = errors.New("not enough memory")
 
-// Ledger is where the memory of an engine goes, in bytes. The sum never exceeds
-// Limit.
+// Ledger is where the memory of an engine goes, in bytes. The sum of its parts never
+// exceeds Limit.
 type Ledger struct {
 	Limit    int64 `json:"limit"`
 	Runtime  int64 `json:"runtime"`  // the program, its runtime, tables
@@ -31,6 +33,10 @@ type Ledger struct {
 
 	PassRows int `json:"pass_rows"`
 	Context  int `json:"context"`
+
+	Floor    int64 `json:"floor"`    // the least Limit with which the model runs at this Context
+	Streamed int64 `json:"streamed"` // bytes of dense weights that do not stay: every pass reads them
+	Experts  int64 `json:"experts"`  // all routed experts as they would lie in memory
 }
 
 // String is the ledger in one line.
@@ -66,24 +72,37 @@ const (
 	leastRows = 64
 	// defaultContext is how many tokens of a session the ledger reserves memory for.
 	defaultContext = 4096
-	// passShare of what is free beyond the floor may go to a pass: more rows save reads of
-	// experts in long prompts, more resident weights save reads in every pass.
+	// One part in passShare of what is free beyond the floor may go to a pass: more rows save
+	// reads of experts in long prompts, more resident weights save reads in every pass.
 	passShare = 8
 )
 
+// Account shares the memory out as [Open] does, without opening anything: ck may be a
+// sketch. Its error wraps [ErrMemory] when there is too little.
+func Account(ck *checkpoint.Checkpoint, o Options) (Ledger, error) {
+	e := &Engine{ck: ck}
+	e.openProposers(o)
+	l, _, _, err := layout(ck, o, e.proposerBytes)
+	for _, p := range e.proposers {
+		err = errors.Join(err, p.Close())
+	}
+	return l, err
+}
+
 // layout shares the memory out. Nothing below the floor works: the state, a small
 // pass, a few slots, and a ring for the dense weights. What is left goes, in this order, to
-// slots enough for a token's experts, to rows of a pass, to dense weights, to experts.
+// slots enough for a token's experts, to proposers, to rows of a pass, to dense weights, to
+// experts. Each gets no less when there is more, but where a proposer begins to fit.
 func layout(ck *checkpoint.Checkpoint, o Options, draft func(context int, most int64) int64) (Ledger, spine.Options, expert.Options, error) {
 	c := ck.Config()
-	l := Ledger{Limit: o.Memory, Runtime: runtimeBytes, Context: min(o.Context, c.MaxPositions), Reserved: o.Reserve}
+	l := Ledger{Limit: o.Memory, Runtime: runtimeBytes, Context: min(o.Context, c.MaxPositions), Reserved: o.Reserve, Experts: expertBytes(ck)}
 	if l.Limit <= 0 {
 		l.Limit = machine.AvailableMemory() / 4 * 3
 	}
 	if l.Context <= 0 {
 		l.Context = min(defaultContext, c.MaxPositions)
 	}
-	x := expert.Options{Dirs: o.ExpertDirs, Slots: 2, Heat: o.Heat, Trace: o.Trace, Warn: o.Warn}
+	x := expert.Options{Dirs: o.ExpertDirs, Slots: 2, Heat: o.Heat, Trace: o.Trace, Warn: o.Warn, Reorder: expertReorder}
 	s := spine.Options{Pack: o.SpinePack}
 	fail := func(err error) (Ledger, spine.Options, expert.Options, error) { return l, s, x, err }
 
@@ -92,27 +111,25 @@ func layout(ck *checkpoint.Checkpoint, o Options, draft func(context int, most i
 	if most <= 0 {
 		most = DefaultPassRows
 	}
+	most = min(most, l.Context)
+	pass := func(rows int) int64 { return k3.PassBytes(c, rows, expertReorder) }
 	l.State = k3.StateBytes(c, l.Context)
 	l.PassRows = min(leastRows, most)
-	l.Pass = k3.PassBytes(c, l.PassRows, expertReorder)
+	l.Pass = pass(l.PassRows)
 	l.Slots = expert.Memory(ck, x, drives)
-	floor, err := spine.Floor(ck, s.Pack)
-	if err != nil {
+	var err error
+	if l.Spine, err = spine.Floor(ck, s.Pack); err != nil {
 		return fail(err)
 	}
 	full, err := spine.Full(ck, s)
 	if err != nil {
 		return fail(err)
 	}
-	floor = min(floor, full)
-	left := l.Limit - l.Reserved - l.Runtime - l.State - l.Pass - l.Slots - floor
+	l.Floor = l.Reserved + l.Runtime + l.State + l.Pass + l.Slots + l.Spine
+	left := l.Limit - l.Floor
 	if left < 0 {
 		return fail(fmt.Errorf("%s: %w: it needs %.2f GB with a context of %d tokens, and %.2f GB may be used: free some, or lower the context", ck.Dir(), ErrMemory,
-			float64(l.Limit-left)/1e9, l.Context, float64(l.Limit)/1e9))
-	}
-	spend := func(part *int64, to int64) {
-		left -= to - *part
-		*part = to
+			math.Ceil(float64(l.Floor)/1e7)/100, l.Context, math.Floor(float64(l.Limit)/1e7)/100))
 	}
 	wanted := o.Slots
 	if wanted <= 0 {
@@ -120,26 +137,28 @@ func layout(ck *checkpoint.Checkpoint, o Options, draft func(context int, most i
 	}
 	for x.Slots < wanted && expert.SlotBytes(ck) <= left {
 		x.Slots++
-		spend(&l.Slots, expert.Memory(ck, x, drives))
+		left -= expert.SlotBytes(ck)
 	}
-	spend(&l.Draft, draft(l.Context, left))
-	for share := left / passShare; l.PassRows < most; {
-		rows := min(2*l.PassRows, most)
-		if bytes := k3.PassBytes(c, rows, expertReorder); bytes-l.Pass > share {
-			break
-		} else {
-			share -= bytes - l.Pass
-			spend(&l.Pass, bytes)
-			l.PassRows = rows
-		}
+	l.Slots = expert.Memory(ck, x, drives)
+	if x.Slots < wanted {
+		left = 0 // less than a slot
 	}
-	l.Spine = floor
-	spend(&l.Spine, min(floor+left, full))
+	l.Draft = draft(l.Context, left)
+	left -= l.Draft
+	// What rows do not use up of their share is less than a row.
+	share := min(left/passShare, pass(most)-l.Pass)
+	l.PassRows += sort.Search(most-l.PassRows, func(i int) bool { return pass(l.PassRows+i+1)-l.Pass > share })
+	l.Pass = pass(l.PassRows)
+	left -= share
+
+	beyond := min(left, full-l.Spine)
+	l.Spine += beyond
+	left -= beyond
 	if l.Spine < full {
 		// Routers say what the next layer will likely need; keep them when they are cheap.
-		s.KeepRouters = routerBytes(c) < (l.Spine-floor)/passShare
+		s.KeepRouters = routerBytes(c) < beyond/passShare
 	}
-	if s, err = spine.Fit(ck, s, l.Spine); err != nil {
+	if s, l.Streamed, err = spine.Fit(ck, s, l.Spine); err != nil {
 		return fail(err)
 	}
 	switch {
@@ -149,9 +168,8 @@ func layout(ck *checkpoint.Checkpoint, o Options, draft func(context int, most i
 	default:
 		x.Resident = left
 	}
-	x.Resident = min(x.Resident, expertBytes(ck))
+	x.Resident = min(x.Resident, l.Experts)
 	l.Resident = x.Resident
-	x.Reorder = expertReorder
 	return l, s, x, nil
 }
 

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"deltafin/engine/draft"
@@ -13,6 +14,9 @@ import (
 // openProposers opens what o names, as far as it can be opened: guessing never keeps a
 // run from working that works without.
 func (e *Engine) openProposers(o Options) {
+	if e.warn = o.Warn; e.warn == nil {
+		e.warn = func(line string) { slog.Warn(line) }
+	}
 	for _, name := range o.Draft {
 		p, err := e.openProposer(name)
 		if err != nil {

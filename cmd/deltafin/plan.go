@@ -2,48 +2,44 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"time"
 
+	"deltafin/engine"
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/kernel"
-	"deltafin/engine/machine"
 	"deltafin/engine/plan"
 )
 
 type planCmd struct {
-	Model   string    `placeholder:"DIR" type:"path" help:"Checkpoint whose sizes are taken. Default: the full Kimi K3."`
+	Model   string    `placeholder:"DIR" type:"path" help:"Checkpoint to plan for. Default: the full Kimi K3, which need not be there."`
 	Drive   []string  `placeholder:"DIR" type:"path" help:"Directory on a drive that will hold experts; its large files are read to measure it. May be repeated. Default: the checkpoint's directory."`
 	Rate    []float64 `placeholder:"GB/S" help:"Take a drive of this rate instead of measuring one. May be repeated."`
-	Memory  string    `placeholder:"SIZE" help:"Memory the engine may use, such as 24GB. Default: three quarters of what is available."`
+	Memory  string    `placeholder:"SIZE" help:"Ceiling of memory, such as 24GB. Default: three quarters of what is available."`
+	Context int       `placeholder:"N" help:"Most tokens of prompt and text together. Default: 4096."`
+	Rows    int       `placeholder:"N" help:"Most tokens to compute in one pass. Default: ${rows}, or what the memory allows."`
+	Spine   string    `placeholder:"FILE" type:"path" help:"Packed dense weights ('deltafin pack spine') of the checkpoint."`
 	Threads int       `placeholder:"N" help:"Worker threads. Default: one per processor."`
 }
 
 // Help is shown below the flags.
 func (*planCmd) Help() string {
-	return "Measures this machine's kernels and drives for a few seconds and prints where the model's bytes would lie, how many move per token, how long the first token of a prompt and each further one would take, and what one more drive or 32 GB more would change." + exitCodes
+	return "Shares the memory out as 'run' with the same flags would, measures this machine's kernels and drives for a few seconds, and prints where the model's bytes would lie, how many move per token, how long the first token of a prompt and each further one would take, and what one more drive or 32 GB more would change." + exitCodes
 }
 
 // Run measures and prints.
 func (c *planCmd) Run(ctx context.Context, std streams) error {
-	cfg := plan.K3()
-	if c.Model != "" {
-		ck, err := checkpoint.Open(c.Model)
-		if err != nil {
-			return failure{exitModel, err}
-		}
-		cfg = ck.Config()
-		ck.Close()
-	}
 	memory, err := parseSize("--memory", c.Memory)
 	if err != nil {
 		return err
 	}
-	m := plan.Machine{Memory: memory}
-	if m.Memory == 0 {
-		m.Memory = machine.AvailableMemory() / 4 * 3
+	if c.Context < 0 || c.Rows < 0 {
+		return usage("--context and --rows count from 1: leave them out for the default")
 	}
+	if c.Threads < 0 || c.Threads > maxThreads {
+		return usage("--threads %d: give 1 to %d", c.Threads, maxThreads)
+	}
+	var m plan.Machine
 	for _, r := range c.Rate {
 		if !sensible(r) {
 			return usage("--rate %g is not a rate in GB/s", r)
@@ -57,16 +53,26 @@ func (c *planCmd) Run(ctx context.Context, std streams) error {
 		}
 		dirs = []string{c.Model}
 	}
-	shape := plan.ShapeOf(cfg)
+	ck := checkpoint.Sketch("the full Kimi K3", checkpoint.K3())
+	if c.Model != "" {
+		if ck, err = checkpoint.Open(c.Model); err != nil {
+			return failure{exitModel, err}
+		}
+		defer ck.Close()
+	} else if c.Spine != "" {
+		return usage("--spine needs --model DIR, the checkpoint that it was packed from")
+	}
+	// One drive holds the checkpoint, the others copies. Proposers are those of a run.
+	o := engine.Options{Memory: memory, Context: c.Context, PassRows: c.Rows, SpinePack: c.Spine, Draft: []string{"ngram"}, ExpertDirs: make([]string, len(dirs)+len(c.Rate)-1)}
+	if _, err := engine.Account(ck, o); err != nil {
+		return openError(err)
+	}
 	for _, d := range dirs {
-		rate, err := plan.MeasureDrive(ctx, d, shape.ExpertBytes, 2*time.Second)
+		rate, err := plan.MeasureDrive(ctx, d, ck.ExpertLayout().ExpertBytes, 2*time.Second)
 		if err != nil {
 			return err
 		}
 		m.Drives = append(m.Drives, rate)
-	}
-	if c.Threads < 0 || c.Threads > maxThreads {
-		return usage("--threads %d: give 1 to %d", c.Threads, maxThreads)
 	}
 	threads := c.Threads
 	if threads <= 0 {
@@ -77,7 +83,5 @@ func (c *planCmd) Run(ctx context.Context, std streams) error {
 	if err := plan.MeasureKernels(pool, &m); err != nil {
 		return err
 	}
-	fmt.Fprintf(std.out, "model     %d layers, %d experts of %.2f MB, %d per token\n", shape.Layers, shape.Experts, float64(shape.ExpertBytes)/1e6, shape.TopK)
-	plan.Write(std.out, shape, m)
-	return nil
+	return openError(plan.Write(std.out, ck, o, m))
 }

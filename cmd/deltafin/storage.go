@@ -246,7 +246,7 @@ func (*simulateCmd) Help() string {
 
 // Run replays.
 func (c *simulateCmd) Run(std streams) error {
-	o := expert.SimulateOptions{ExpertBytes: plan.ShapeOf(plan.K3()).ExpertBytes}
+	o := expert.SimulateOptions{ExpertBytes: plan.ShapeOf(checkpoint.K3()).ExpertBytes}
 	if c.Model != "" {
 		ck, err := checkpoint.Open(c.Model)
 		if err != nil {

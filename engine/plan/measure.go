@@ -7,8 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"deltafin/engine/drive"
 	"deltafin/engine/kernel"
@@ -57,9 +59,14 @@ func MeasureKernels(p *kernel.Pool, m *Machine) error {
 	return nil
 }
 
+// tokenShare of a layer's experts is used by a token (spec A.3).
+const tokenShare = 16. / 896
+
 // MeasureDrive returns the rate in bytes per second at which the files of a directory
-// are read as experts are: ranges of that size at random places, several at a time, for about
-// the given time. The page cache is bypassed where the file system allows it.
+// are read as the engine reads experts, for about the given time: a file is a layer, ranges of
+// the given size are its experts, and as many of them as a token would use are read in
+// ascending order, several at a time. The page cache is bypassed where the file system allows
+// it.
 func MeasureDrive(ctx context.Context, dir string, size int64, d time.Duration) (float64, error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil {
@@ -81,37 +88,49 @@ func MeasureDrive(ctx context.Context, dir string, size int64, d time.Duration) 
 		return 0, fmt.Errorf("%s: no file of %.2f GB or more to measure the drive with: give a directory with a checkpoint, or --rate", dir, float64(4*size)/1e9)
 	}
 	const inFlight = 6
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	var bytes int64
-	var failed error
 	began := time.Now()
-	for w := range inFlight {
-		buf, err := drive.NewBuffer(size)
-		if err != nil {
-			return 0, err
-		}
-		rng := rand.New(rand.NewPCG(uint64(began.UnixNano()), uint64(w)))
-		wg.Go(func() {
-			defer buf.Free()
-			for time.Since(began) < d && ctx.Err() == nil {
-				f := files[rng.IntN(len(files))]
-				err := set.Read(ctx, drive.Read{File: f, Offset: rng.Int64N(f.Size() - size), Bytes: size, Into: buf})
-				mu.Lock()
-				bytes += size
-				if err != nil {
-					failed = err
+	reads := make(chan drive.Read)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer close(reads)
+		rng := rand.New(rand.NewPCG(uint64(began.UnixNano()), 0))
+		// Another file is the first each time, so that two measurements in a row do not read the same.
+		for i := rng.IntN(len(files)); time.Since(began) < d && ctx.Err() == nil; i++ {
+			f := files[i%len(files)]
+			places := int(f.Size() / size)
+			some := rng.Perm(places)[:max(1, int(tokenShare*float64(places)))]
+			slices.Sort(some)
+			for _, at := range some {
+				select {
+				case reads <- drive.Read{File: f, Offset: int64(at) * size, Bytes: size}:
+				case <-ctx.Done():
+					return ctx.Err()
 				}
-				mu.Unlock()
-				if err != nil {
-					return
+				if time.Since(began) > d {
+					return nil
 				}
 			}
+		}
+		return ctx.Err()
+	})
+	var bytes atomic.Int64
+	for range inFlight {
+		g.Go(func() error {
+			buf, err := drive.NewBuffer(size)
+			if err != nil {
+				return err
+			}
+			defer buf.Free()
+			for r := range reads {
+				r.Into = buf
+				if err := set.Read(ctx, r); err != nil {
+					return err
+				}
+				bytes.Add(size)
+			}
+			return nil
 		})
 	}
-	wg.Wait()
-	if failed == nil {
-		failed = ctx.Err()
-	}
-	return float64(bytes) / time.Since(began).Seconds(), failed
+	err = g.Wait()
+	return float64(bytes.Load()) / time.Since(began).Seconds(), err
 }

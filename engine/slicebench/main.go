@@ -116,14 +116,12 @@ type bench struct {
 	out    *os.File
 }
 
-// predict is what 'deltafin plan' says of a pass of n rows with a union of so many bytes, on a
+// predict is what 'deltafin plan' says of a prompt of n rows with a union of so many bytes, on a
 // drive of the given rate.
-func (b *bench) predict(n int, union int64, rate float64) float64 {
+func (b *bench) predict(n int, union int64, l engine.Ledger, rate float64) float64 {
 	m := b.rates
-	m.Drives, m.Memory = []float64{rate}, int64(*memory*1e9)
-	l := plan.Place(b.shape, m)
-	l.ExpertHit = 0 // the benchmark keeps no experts
-	return b.shape.PassOf(n, float64(union)/float64(b.shape.ExpertBytes), l, m).Seconds
+	m.Drives = []float64{rate}
+	return b.shape.PromptOf(n, float64(union)/float64(b.shape.ExpertBytes), l, m).Seconds
 }
 
 func newBench(dir string) (*bench, error) {
@@ -153,8 +151,8 @@ func (b *bench) prompt(n int, salt uint64) []int {
 	return ids
 }
 
-// rawRate is the direct-read rate of the checkpoint's drive in bytes per second: ranges of
-// an expert's size at random places, six at a time.
+// rawRate is the direct-read rate of the checkpoint's drive in bytes per second, read in the
+// engine's order.
 func (b *bench) rawRate(ctx context.Context) (float64, error) {
 	return plan.MeasureDrive(ctx, b.dir, b.shape.ExpertBytes, 3*time.Second)
 }
@@ -208,6 +206,8 @@ type decodeRecord struct {
 	PeakRSS        int64     `json:"peak_rss_bytes"`
 	ReadAheadBytes float64   `json:"ahead_bytes_per_token"`
 	WastedBytes    float64   `json:"wasted_bytes_per_token"`
+
+	ledger engine.Ledger
 }
 
 func (b *bench) decode(ctx context.Context) (any, error) {
@@ -227,7 +227,7 @@ func (b *bench) decode(ctx context.Context) (any, error) {
 		rate := (r.RawBefore + r.RawAfter) / 2
 		r.Bound = max((r.ExpertBytes+r.SpineBytes)/rate, r.TouchedBytes/r.MemoryRate)
 		r.Ratio = r.Median / r.Bound
-		r.Predicted = b.predict(1, int64(r.ExpectedBytes), rate)
+		r.Predicted = b.predict(1, int64(r.ExpectedBytes), r.ledger, rate)
 		fmt.Fprintf(b.out, "decode: %.3f s/token median (%.3f to %.3f); experts %.3f GB/token (routed: %.3f), read ahead %.3f, for nothing %.3f, dense weights streamed %.3f GB/token\n",
 			r.Median, slices.Min(r.TokenSeconds), slices.Max(r.TokenSeconds), r.ExpertBytes/1e9, r.ExpectedBytes/1e9, r.ReadAheadBytes/1e9, r.WastedBytes/1e9, r.SpineBytes/1e9)
 		fmt.Fprintf(b.out, "        raw direct reads %.2f and %.2f GB/s, memory %.1f GB/s: bound %.3f s, ratio %.2f; peak memory, the benchmark's own buffers included, %.2f GB\n",
@@ -244,6 +244,7 @@ func (b *bench) decodeOnce(ctx context.Context, r *decodeRecord) error {
 		return err
 	}
 	defer e.Close()
+	r.ledger = e.Ledger()
 	s := e.NewSession()
 	if _, err := s.Feed(ctx, b.prompt(17, 1), nil); err != nil {
 		return err
@@ -361,7 +362,7 @@ func (b *bench) prefillOnce(ctx context.Context, n, limit int) (prefillRecord, e
 		Tokens: n, PassRows: min(e.Ledger().PassRows, n), Seconds: st.PrefillSeconds, LayerPasses: st.LayerPasses,
 		Union: st.ExpertUnion, Read: st.ExpertRead, Wasted: st.ExpertWasted, Busy: (busy() - before) / st.PrefillSeconds,
 		Rate: float64(st.ExpertRead) / st.PrefillSeconds, RawRate: raw, MACRate: macs / st.PrefillSeconds,
-		Predicted: b.predict(n, st.ExpertUnion, raw), SHA256: result.LogitsSHA256, PeakRSS: st.PeakRSS,
+		Predicted: b.predict(n, st.ExpertUnion, e.Ledger(), raw), SHA256: result.LogitsSHA256, PeakRSS: st.PeakRSS,
 	}, nil
 }
 

@@ -367,28 +367,34 @@ func (p *plan) memory(ring int64) Memory {
 }
 
 // Fit shares a budget of bytes out: it returns o with Resident as large as possible, and
-// the rest in Ring. The budget is for all memory of the spine, see [Memory].
-func Fit(ck *checkpoint.Checkpoint, o Options, budget int64) (Options, error) {
+// the rest in Ring, and how many bytes every pass will then read. The budget is for all
+// memory of the spine, see [Memory].
+func Fit(ck *checkpoint.Checkpoint, o Options, budget int64) (_ Options, streamed int64, err error) {
 	p, err := newPlan(ck, o)
 	if err != nil {
-		return o, err
+		return o, 0, err
 	}
 	left := budget - p.memory(0).Total()
 	floor := p.ringFloor()
 	if left < floor {
-		return o, fmt.Errorf("%s: %w: the dense weights need %s at least, and may take %s: raise the memory budget, or pack the weights in eight bits",
+		return o, 0, fmt.Errorf("%s: %w: the dense weights need %s at least, and may take %s: raise the memory budget, or pack the weights in eight bits",
 			ck.Dir(), ErrMemory, gigabytes(budget-left+floor), gigabytes(budget))
 	}
 	o.Resident, o.Ring = 0, left
-	resident := int64(0)
+	resident, after := int64(0), int64(0)
+	for _, x := range p.pieces {
+		after += x.bytes
+	}
+	streamed = after
 	for _, x := range p.pieces {
 		resident += x.need
+		after -= x.bytes
 		x.resident = true
 		if resident+p.ringFloor() <= left {
-			o.Resident, o.Ring = resident, left-resident
+			o.Resident, o.Ring, streamed = resident, left-resident, after
 		}
 	}
-	return o, nil
+	return o, streamed, nil
 }
 
 // Floor is the least memory, in bytes, with which the spine of ck runs, read from

@@ -9,7 +9,7 @@
 // thousandth of all, are always in memory; rows of the embedding table are read when they
 // are asked for.
 //
-//	pl, err := spine.Fit(ck, spine.Options{Pack: "spine.bin"}, 12e9)
+//	pl, _, err := spine.Fit(ck, spine.Options{Pack: "spine.bin"}, 12e9)
 //	s, err := spine.Open(ctx, ck, drives, pl)
 //
 // The bytes come from the checkpoint's shards, or from a packed file that [Pack] wrote: as

@@ -370,7 +370,7 @@ func TestSmallBudgetsAreRefusedWithTheNumber(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Fit(ck, Options{}, least-1); !errors.Is(err, ErrMemory) || !strings.Contains(err.Error(), gigabytes(least)+" at least") {
+	if _, _, err := Fit(ck, Options{}, least-1); !errors.Is(err, ErrMemory) || !strings.Contains(err.Error(), gigabytes(least)+" at least") {
 		t.Errorf("the budget is too small: %v", err)
 	}
 }
@@ -386,7 +386,7 @@ func TestFitUsesTheBudget(t *testing.T) {
 	last := int64(-1)
 	p := newPasses(t, ck, c, 2)
 	for budget := least; budget < least+2e6; budget += 170_000 {
-		o, err := Fit(ck, Options{}, budget)
+		o, streamed, err := Fit(ck, Options{}, budget)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -398,11 +398,19 @@ func TestFitUsesTheBudget(t *testing.T) {
 		if m := s.Memory(); m.Total() > budget {
 			t.Errorf("a budget of %d became %+v", budget, m)
 		}
+		for _, x := range s.Stats().Pieces {
+			if !x.Resident {
+				streamed -= x.Bytes
+			}
+		}
+		if streamed != 0 {
+			t.Errorf("a budget of %d streams %d bytes less than was said", budget, streamed)
+		}
 		p.check(t, s)
 		s.Close()
 	}
-	if all, err := Fit(ck, Options{}, plenty); err != nil || all.Resident == last {
-		t.Errorf("with memory for all of it %d bytes are resident: %v", all.Resident, err)
+	if all, streamed, err := Fit(ck, Options{}, plenty); err != nil || all.Resident == last || streamed != 0 {
+		t.Errorf("with memory for all of it %d bytes are resident, %d stream: %v", all.Resident, streamed, err)
 	} else if s := openSpine(t, ck, d, all); s.Memory().Ring != 0 {
 		t.Errorf("a ring with everything resident: %+v", s.Memory())
 	}
