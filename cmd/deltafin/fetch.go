@@ -73,7 +73,7 @@ func (c *fetchCmd) Run(ctx context.Context, std streams) error {
 		o.Retries = 3 // somebody waits for an answer, not for a model
 		p, err := hub.Preview(ctx, o)
 		if err != nil {
-			return err
+			return spaceError(err)
 		}
 		c.describe(std, p)
 		return nil
@@ -87,7 +87,7 @@ func (c *fetchCmd) Run(ctx context.Context, std streams) error {
 	err = hub.Fetch(ctx, o)
 	bar.done()
 	if err != nil {
-		return err
+		return spaceError(err)
 	}
 	fmt.Fprintf(std.out, "%s: complete and verified\n", c.Dir)
 	return nil
@@ -154,7 +154,7 @@ func (c *verifyCmd) Run(ctx context.Context, std streams) error {
 	v.Progress = func(p hub.Progress) { bar.update(p.Done, p.Total) }
 	r, err := hub.Verify(ctx, c.Dir, v)
 	bar.done()
-	if err != nil {
+	if err = spaceError(err); err != nil {
 		if exitCode(err) == exitFailed {
 			err = failure{exitModel, err}
 		}

@@ -18,7 +18,6 @@ import (
 	"github.com/alecthomas/kong"
 
 	"deltafin/engine"
-	"deltafin/engine/disk"
 	"deltafin/engine/draft"
 	"deltafin/engine/hub"
 	"deltafin/engine/kernel"
@@ -93,8 +92,6 @@ func exitCode(err error) int {
 		return f.code
 	case errors.Is(err, context.Canceled):
 		return exitCancelled
-	case disk.Full(err):
-		return exitResources
 	default:
 		return exitFailed
 	}

@@ -164,7 +164,7 @@ func (w *printer) print(text string) error {
 	}
 	w.last = text
 	if _, err := io.WriteString(w.text, text); err != nil {
-		return failure{exitFailed, fmt.Errorf("the text cannot be written: %w", err)}
+		return fmt.Errorf("the text cannot be written: %w", err)
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func (w *printer) printObject(prompt []int, r engine.Result) error {
 	enc := json.NewEncoder(w.std)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(w.out); err != nil {
-		return failure{exitFailed, fmt.Errorf("the JSON object cannot be written: %w", err)}
+		return fmt.Errorf("the JSON object cannot be written: %w", err)
 	}
 	return nil
 }

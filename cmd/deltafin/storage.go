@@ -49,7 +49,7 @@ func (c *packSpineCmd) Run(ctx context.Context, std streams) error {
 	bar := newProgress(std.err, "dense weights", true)
 	err = spine.Pack(ctx, ck, c.Out, c.Int8, bar.update)
 	bar.done()
-	return err
+	return spaceError(err)
 }
 
 type placeCmd struct {
@@ -131,7 +131,7 @@ func (c *placePlanCmd) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	if err := disk.WriteFile(c.Out, append(text, '\n'), 0o644); err != nil {
-		return err
+		return spaceError(err)
 	}
 	for _, d := range p.Dirs {
 		fmt.Fprintf(std.out, "%s: %d experts, %.2f GB, %.1f%% of the routes\n", d.Dir, d.Count, float64(d.Bytes)/1e9, 100*d.Heat)
@@ -175,7 +175,7 @@ func (c *placeStageCmd) Run(ctx context.Context, std streams) error {
 		err := expert.PlaceStage(ctx, ck, drives, d, expert.StageOptions{Reserve: reserve, Progress: bar.update})
 		bar.done()
 		if err != nil {
-			return err
+			return spaceError(err)
 		}
 		fmt.Fprintf(std.out, "%s: %d experts staged\n", d.Dir, d.Count)
 	}
@@ -292,6 +292,14 @@ func (c *simulateCmd) Run(std streams) error {
 		return json.NewEncoder(std.out).Encode(s)
 	}
 	return s.WriteText(std.out)
+}
+
+// spaceError gives errors for want of space their exit code.
+func spaceError(err error) error {
+	if disk.Full(err) {
+		return failure{exitResources, err}
+	}
+	return err
 }
 
 // sensible reports whether x can be a rate of a drive in GB/s.

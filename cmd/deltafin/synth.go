@@ -53,7 +53,7 @@ func (c *synthCmd) Run(ctx context.Context, std streams) error {
 	err = synth.Write(ctx, c.Dir, p, bar.update)
 	bar.done()
 	if err != nil {
-		return err
+		return spaceError(err)
 	}
 	fmt.Fprintf(std.out, "%s: %.2f GB written\n", c.Dir, float64(size)/1e9)
 	return nil
