@@ -139,6 +139,13 @@ func NewSet(o Options) *Set {
 	return s
 }
 
+// Descriptors is how many files this process may have open, and how many of them a
+// [Set] keeps open at most if nothing else is said.
+func Descriptors() (limit, kept int) {
+	limit = softLimit()
+	return limit, defaultFiles(limit)
+}
+
 // defaultFiles leaves descriptors for the rest of the process: sockets, the
 // checkpoint's own files, reads stuck in the kernel.
 func defaultFiles(limit int) int {

@@ -88,6 +88,20 @@ func openCatalogue(ck *checkpoint.Checkpoint, drives *drive.Set, dirs []string) 
 	return c, nil
 }
 
+// Held is how many experts of ck a directory of copies holds, or why a run would not take
+// it. It reads headers and directories only.
+func Held(ck *checkpoint.Checkpoint, drives *drive.Set, dir string) (int, error) {
+	c, err := openCatalogue(ck, drives, []string{dir})
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, h := range c.homes[1:] {
+		n += h.held
+	}
+	return n, nil
+}
+
 func sameDir(a, b string) bool {
 	x, err := os.Stat(a)
 	if err != nil {

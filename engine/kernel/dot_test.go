@@ -59,8 +59,6 @@ func randomMatrix(rng *rand.Rand, f Format, rows, cols int) *Matrix {
 	return m
 }
 
-var formats = []Format{F32, BF16, Int8, MXFP4}
-
 // spelledDot is the contract's dot product written without this package: pad to a
 // multiple of 32, eight lanes, tree.
 func spelledDot(w, x []float32) float32 {

@@ -17,6 +17,8 @@ const (
 	MXFP4               // e2m1 nibbles, even column in the low one, and an E8M0 scale per 32 columns (spec B.3)
 )
 
+var formats = []Format{F32, BF16, Int8, MXFP4}
+
 func (f Format) String() string { return [...]string{"f32", "bf16", "int8", "mxfp4"}[f] }
 
 // Matrix is a weight matrix [Rows][Cols], row-major, rows being outputs.

@@ -107,6 +107,17 @@ func Open(ctx context.Context, ck *checkpoint.Checkpoint, drives *drive.Set, o O
 	return s, nil
 }
 
+// CheckPack demands that the packed file at path was packed from ck and is whole as far as
+// its table tells. The weights are not read: their digests are compared when a run first reads
+// them. exact tells whether they are the checkpoint's, and not narrowed.
+func CheckPack(ck *checkpoint.Checkpoint, path string) (exact bool, err error) {
+	p, err := newPlan(ck, Options{Pack: path})
+	if err != nil {
+		return false, err
+	}
+	return !p.narrow, nil
+}
+
 // prepare opens the files, reads what is always in memory and binds it to the model.
 func (s *Spine) prepare(ctx context.Context) error {
 	p := s.plan

@@ -1,0 +1,45 @@
+package hub
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// Inspection is what a store's record and a look at its files tell.
+type Inspection struct {
+	Repo, Revision string
+	Files          int
+	Bytes          int64    // of all files
+	Missing        int64    // of them still to come
+	Bad            []Damage // files that are missing, unfinished, or not what they should be by their size
+	OnDemand       int      // files that fill on demand
+	Unproven       int      // files whose digest was never compared, or that changed since
+}
+
+// Inspect looks at the store in dir and writes nothing, not even a lock; no file of the
+// model is read. It returns nil for a directory that deltafin did not fetch. Its error begins
+// with dir.
+func Inspect(dir string) (*Inspection, error) {
+	s, err := openStore(dir, nil)
+	if err != nil || s.rec == nil {
+		return nil, inDir(dir, err)
+	}
+	v := &verifier{o: &VerifyOptions{Log: func(string) {}}, s: s, report: &Report{}}
+	r := &Inspection{Repo: s.rec.Repo, Revision: s.rec.Revision, Files: len(s.rec.Files)}
+	for i := range s.rec.Files {
+		f := &s.rec.Files[i]
+		r.Bytes += f.Size
+		if info, err := os.Stat(s.link(f)); err == nil && info.Size() == f.Size && exists(s.path(f)+rangesSuffix) {
+			r.OnDemand++
+			continue
+		}
+		switch {
+		case !v.present(f):
+			r.Missing += f.Size - v.s.arrived(f)
+		case !s.whole(f):
+			r.Unproven++
+		}
+	}
+	r.Bad = v.report.Bad
+	return r, nil
+}
