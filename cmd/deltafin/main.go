@@ -62,6 +62,7 @@ type cli struct {
 	Tokens   tokensCmd        `cmd:"" help:"Encode text to token ids, or decode ids to text."`
 	Fetch    fetchCmd         `cmd:"" help:"Download the model, resumable and verified."`
 	Verify   verifyCmd        `cmd:"" help:"Check a downloaded model, and repair it."`
+	Doctor   doctorCmd        `cmd:"" help:"Examine the machine, the drives and the model, and say what to do."`
 	Pack     packCmd          `cmd:"" help:"Pack weights for faster streaming."`
 	Place    placeCmd         `cmd:"" help:"Put copies of experts on further drives."`
 	Plan     planCmd          `cmd:"" help:"Say what a model would do on this machine."`

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,11 +13,9 @@ import (
 	"syscall"
 
 	"deltafin/engine"
-	"deltafin/engine/disk"
 	"deltafin/engine/draft"
 	"deltafin/engine/opt"
 	"deltafin/engine/tokenizer"
-	"deltafin/golden/nano"
 )
 
 // modelFlag is shared by the commands that need a checkpoint directory.
@@ -235,71 +231,4 @@ func openTokenizer(dir string) (*tokenizer.Tokenizer, error) {
 		return nil, failure{exitModel, err}
 	}
 	return tok, nil
-}
-
-// unpackNano brings the embedded checkpoint to the user's cache and returns its
-// directory there.
-func unpackNano() (string, error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
-	dir := filepath.Join(cache, "deltafin", "k3-nano")
-	err = unpack(nano.FS(), dir)
-	switch {
-	case disk.Full(err):
-		return "", failure{exitResources, fmt.Errorf("the built-in model cannot be unpacked: %w: make room, or give --model", err)}
-	case err != nil:
-		return "", failure{exitFailed, fmt.Errorf("the built-in model cannot be unpacked: %w: make the user's cache directory writable, or give --model", err)}
-	}
-	return dir, nil
-}
-
-// unpack writes files to dir, but for those that are there already, byte for byte.
-// Every file appears whole or not at all, so that two first starts at once are
-// harmless.
-func unpack(files fs.FS, dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	return fs.WalkDir(files, ".", func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		path := filepath.Join(dir, name)
-		if same, err := equalFiles(files, name, path); same || err != nil {
-			return err
-		}
-		data, err := fs.ReadFile(files, name)
-		if err != nil {
-			return err
-		}
-		return disk.WriteFile(path, data, 0o644)
-	})
-}
-
-// equalFiles tells whether the file at path is that of files byte for byte; one that
-// cannot be read is not. Every start asks, so it takes little memory.
-func equalFiles(files fs.FS, name, path string) (bool, error) {
-	f, err := files.Open(name)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	g, err := os.Open(path)
-	if err != nil {
-		return false, nil
-	}
-	defer g.Close()
-	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
-	for {
-		n, errF := io.ReadFull(f, a)
-		m, errG := io.ReadFull(g, b)
-		if !bytes.Equal(a[:n], b[:m]) {
-			return false, nil
-		}
-		if errF != nil || errG != nil {
-			return errF == errG, nil // both at their end, or not
-		}
-	}
 }

@@ -19,8 +19,8 @@ type Survey struct {
 }
 
 // Examine looks at a checkpoint directory that [Open] refuses. It goes on behind a
-// fault, and holds one file open at a time.
-func Examine(dir string) Survey {
+// fault, and holds one file open at a time. filling is for what [OpenFilling] opens.
+func Examine(dir string, filling bool) Survey {
 	var s Survey
 	fault := func(name string, err error) {
 		if err != nil {
@@ -31,7 +31,7 @@ func Examine(dir string) Survey {
 	if err != nil {
 		s.Faults = append(s.Faults, err)
 	}
-	c := &Checkpoint{dir: dir}
+	c := &Checkpoint{dir: dir, filling: filling}
 	if cfg != nil {
 		s.Config, c.r = cfg, newRoster(cfg)
 		total, err := c.openIndex()
@@ -66,7 +66,7 @@ func Examine(dir string) Survey {
 	for _, e := range entries {
 		if strings.HasSuffix(e.Name(), ".safetensors") && s.Shards < fileLimit {
 			s.Shards++
-			alone := &Checkpoint{dir: dir, r: &roster{files: []string{e.Name()}}, files: make([]*os.File, 1)}
+			alone := &Checkpoint{dir: dir, filling: filling, r: &roster{files: []string{e.Name()}}, files: make([]*os.File, 1)}
 			_, err := alone.examineShard(0)
 			fault(e.Name(), err)
 		}

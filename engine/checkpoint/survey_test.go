@@ -43,14 +43,17 @@ func TestExamineNamesEveryFileThatIsAtFault(t *testing.T) {
 			d.Remove(third)
 			d.Truncate(fifth, 100)
 		}, 13, []string{"model.safetensors.index.json: is not there", fifth + ": is 446084 bytes long, 100 short"}},
-		{"a tensor is missing from a shard", func(d *checkpointtest.Dir) { d.DropFromShard("language_model.model.norm.weight") },
-			14, []string{"model-000"}},
+		{
+			"a tensor is missing from a shard", func(d *checkpointtest.Dir) { d.DropFromShard("language_model.model.norm.weight") },
+			14,
+			[]string{"model-000"},
+		},
 		{"nothing", func(d *checkpointtest.Dir) { os.RemoveAll(d.Path) }, 0, []string{"config.json: is not there", ""}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := checkpointtest.Copy(t, golden.ModelDir("tiny-a"))
 			c.damage(d)
-			s := checkpoint.Examine(d.Path)
+			s := checkpoint.Examine(d.Path, false)
 			if s.Shards != c.shards || len(s.Faults) != len(c.want) {
 				t.Fatalf("%d shards, faults %v; want %d and %q", s.Shards, s.Faults, c.shards, c.want)
 			}

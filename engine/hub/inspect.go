@@ -1,10 +1,5 @@
 package hub
 
-import (
-	"os"
-	"path/filepath"
-)
-
 // Inspection is what a store's record and a look at its files tell.
 type Inspection struct {
 	Repo, Revision string
@@ -24,18 +19,16 @@ func Inspect(dir string) (*Inspection, error) {
 	if err != nil || s.rec == nil {
 		return nil, inDir(dir, err)
 	}
-	v := &verifier{o: &VerifyOptions{Log: func(string) {}}, s: s, report: &Report{}}
+	v := &verifier{o: &VerifyOptions{Log: func(string) {}}, s: s, filling: IsStream(s.dir), report: &Report{}}
 	r := &Inspection{Repo: s.rec.Repo, Revision: s.rec.Revision, Files: len(s.rec.Files)}
 	for i := range s.rec.Files {
 		f := &s.rec.Files[i]
 		r.Bytes += f.Size
-		if info, err := os.Stat(s.link(f)); err == nil && info.Size() == f.Size && exists(s.path(f)+rangesSuffix) {
-			r.OnDemand++
-			continue
-		}
 		switch {
 		case !v.present(f):
 			r.Missing += f.Size - v.s.arrived(f)
+		case v.fills(f):
+			r.OnDemand++
 		case !s.whole(f):
 			r.Unproven++
 		}

@@ -129,7 +129,7 @@ func TestThisMachineHasMemoryAndAFileSystem(t *testing.T) {
 		t.Errorf("a peak of %d bytes", PeakRSS())
 	}
 	f, err := ReadFileSystem(t.TempDir())
-	if err != nil || f.Name == "" || f.Free <= 0 || f.ReadOnly {
+	if err != nil || f.Name == "" || f.ReadOnly {
 		t.Errorf("%+v, %v", f, err)
 	}
 	if shm, err := ReadFileSystem("/dev/shm"); err == nil && (shm.Kind != InRAM || shm.Name != "tmpfs") {

@@ -24,7 +24,6 @@ type FileSystem struct {
 	Name     string // as the system calls it, such as "ext4"
 	Kind     Kind
 	ReadOnly bool
-	Free     int64 // bytes that an ordinary user can still write; negative if not known
 }
 
 // Kind is what a file system means for reading weights.

@@ -30,6 +30,5 @@ func ReadFileSystem(dir string) (FileSystem, error) {
 	if slices.Contains([]string{"nfs", "smbfs", "afpfs", "webdav", "macfuse", "osxfuse"}, f.Name) {
 		f.Kind = Network
 	}
-	f.Free = int64(s.Bavail) * int64(s.Bsize)
 	return f, nil
 }

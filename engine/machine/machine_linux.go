@@ -58,6 +58,5 @@ func ReadFileSystem(dir string) (FileSystem, error) {
 		f.Name, f.Kind = k.name, k.kind
 	}
 	f.ReadOnly = s.Flags&unix.ST_RDONLY != 0
-	f.Free = int64(s.Bavail) * s.Bsize
 	return f, nil
 }

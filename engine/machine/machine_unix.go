@@ -19,3 +19,7 @@ func PeakRSS() int64 {
 	}
 	return int64(u.Maxrss) << 10 // kilobytes elsewhere
 }
+
+// Writable tells why nothing can be written to a directory, as far as that can be told
+// without trying: who runs the process, and how the file system is mounted.
+func Writable(dir string) error { return unix.Access(dir, unix.W_OK) }
