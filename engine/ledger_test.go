@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -156,7 +157,7 @@ func TestASketchHasTheAccountOfItsCheckpoint(t *testing.T) {
 	}
 }
 
-// TestOpenWorksAtTheFloor runs a prompt in the least memory.
+// TestOpenWorksAtTheFloor runs a prompt in the least memory: the same bits.
 func TestOpenWorksAtTheFloor(t *testing.T) {
 	for _, m := range models(t) {
 		if m.ck.File(0) == nil {
@@ -170,8 +171,14 @@ func TestOpenWorksAtTheFloor(t *testing.T) {
 		if got := e.Ledger(); got.Limit != l.Floor || got.Streamed == 0 {
 			t.Errorf("%s: %+v", m.name, got)
 		}
-		if _, err := e.NewSession().Feed(context.Background(), make([]int, 100), nil); err != nil {
-			t.Errorf("%s: %v", m.name, err)
+		cases, err := golden.Cases(m.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := cases[len(cases)-1]
+		ids := append(slices.Clone(c.PromptIDs), c.Greedy[:len(c.Greedy)-1]...)
+		if got := golden.HashRows(replay(t, e, ids, []int{len(ids)}, len(c.PromptIDs)-1)); got != c.LogitsSHA256 {
+			t.Errorf("%s: logits hash %s, frozen %s", c.Key(), got, c.LogitsSHA256)
 		}
 		if _, err := Open(context.Background(), golden.ModelDir(m.name), Options{Memory: l.Floor - 1}); !errors.Is(err, ErrMemory) {
 			t.Errorf("%s, a byte less than the floor: %v", m.name, err)

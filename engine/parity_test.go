@@ -8,9 +8,13 @@ import (
 	"slices"
 	"testing"
 
+	"deltafin/engine/checkpoint"
+	"deltafin/engine/drive"
+	"deltafin/engine/expert"
 	"deltafin/engine/k3"
 	"deltafin/engine/kernel"
 	"deltafin/engine/opt"
+	"deltafin/engine/spine"
 	"deltafin/golden"
 )
 
@@ -22,7 +26,9 @@ type variation struct {
 	options Options
 	split   func(n int) []int // how the tokens are cut into passes; nil: all at once
 	setup   func() (undo func())
-	slow    bool // portable arithmetic: fewer prompts
+	slow    bool     // portable arithmetic: fewer prompts
+	storage bool     // as scarce has it, where the switches of storage have something to do
+	without []string // switches that are off
 	run     func(t *testing.T, e *Engine, ids []int, split []int, from int) [][]float32
 }
 
@@ -151,19 +157,70 @@ func random(seed uint64) func(int) []int {
 	}
 }
 
-func off(names ...string) func() func() {
-	return func() func() {
+// turn turns switches off until undo.
+func turn(off []string) (undo func()) {
+	for _, s := range opt.All() {
+		s.Set(!slices.Contains(off, s.Name))
+	}
+	return func() {
 		for _, s := range opt.All() {
-			if slices.Contains(names, s.Name) {
-				s.Set(false)
-			}
-		}
-		return func() {
-			for _, s := range opt.All() {
-				s.Set(true)
-			}
+			s.Set(true)
 		}
 	}
+}
+
+// scarce is a golden set in memory for some of its dense weights, with copies of its experts
+// on two further drives.
+func scarce(t *testing.T, set string) Options {
+	t.Helper()
+	ctx, dir := context.Background(), golden.ModelDir(set)
+	ck, err := checkpoint.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ck.Close()
+	l, err := Account(ck, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spine, err := spine.Floor(ck, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Memory: l.Floor + (l.Spine-spine)*3/4, Drive: drive.Options{Pace: map[string]drive.Pace{dir: {BytesPerSecond: 500e6}}}}
+	var targets []expert.PlaceTarget
+	for range 2 {
+		d := t.TempDir()
+		o.ExpertDirs, o.Drive.Pace[d] = append(o.ExpertDirs, d), drive.Pace{BytesPerSecond: 500e6}
+		targets = append(targets, expert.PlaceTarget{Dir: d, Bytes: 1 << 30, Rate: 1})
+	}
+	p, err := expert.PlacePlan(ck, nil, 1, targets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drives := drive.NewSet(drive.Options{})
+	defer drives.Close()
+	for _, d := range p.Dirs {
+		if err := expert.PlaceStage(ctx, ck, drives, d, expert.StageOptions{Reserve: -1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return o
+}
+
+// effects counts what the switches of storage did in an engine, in bytes or reads.
+func effects(e *Engine, copies []string, sum map[string]int64) {
+	st, c := e.Storage(), e.model.Counters()
+	reads := int64(0)
+	for _, d := range st.Experts.Devices {
+		reads += d.Reads
+		if slices.Contains(copies, d.Name) {
+			sum["balance-homes"] += d.Reads
+		}
+	}
+	sum["split-reads"] += reads - c.Read/e.ck.ExpertLayout().ExpertBytes
+	sum["read-ahead"] += c.Ahead
+	sum["spine-ahead"] += st.Spine.Ahead
 }
 
 func variations() []variation {
@@ -201,10 +258,20 @@ func variations() []variation {
 	var all []string
 	for _, s := range opt.All() {
 		all = append(all, s.Name)
-		vs = append(vs, variation{name: s.Name + " off", setup: off(s.Name), slow: s.Name == "assembly"})
+		v := variation{name: s.Name + " off", without: []string{s.Name}, slow: s.Name == "assembly"}
+		if slices.Contains(ofStorage, s.Name) {
+			v.storage, v.split = true, random(4)
+		}
+		vs = append(vs, v)
 	}
-	return append(vs, variation{name: "every switch off", setup: off(all...), slow: true, split: random(3)})
+	return append(vs,
+		variation{name: "scarce memory, three drives", storage: true, split: random(4)},
+		variation{name: "every switch of storage off", storage: true, split: random(4), without: ofStorage},
+		variation{name: "every switch off", without: all, slow: true, split: random(3)})
 }
+
+// ofStorage are the switches that [effects] counts. Without balance-homes no read is split.
+var ofStorage = []string{"balance-homes", "read-ahead", "spine-ahead", "split-reads"}
 
 // TestParity runs the golden prompts and their continuations in every way that
 // must not matter and demands one hash, the frozen one.
@@ -215,19 +282,27 @@ func TestParity(t *testing.T) {
 	}
 	few := map[string]bool{"tiny-a/len17": true, "tiny-b/len64": true, "tiny-b/len5": true, "nano/france": true, "nano/chat-think": true}
 	quick := map[string]bool{"tiny-a/len5": true, "tiny-b/len17": true, "nano/planet": true}
+	storage := map[string]Options{}
+	for _, set := range golden.Sets {
+		storage[set] = scarce(t, set)
+	}
 	for _, v := range variations() {
 		t.Run(v.name, func(t *testing.T) {
 			if v.setup != nil {
 				defer v.setup()()
 			}
+			defer turn(v.without)()
 			if v.split == nil {
 				v.split = func(n int) []int { return []int{n} }
 			}
 			if v.run == nil {
 				v.run = replay
 			}
-			n := 0
+			n, did := 0, map[string]int64{}
 			for _, set := range golden.Sets {
+				if v.storage {
+					v.options = storage[set]
+				}
 				e := openSet(t, set, v.options)
 				cases, err := golden.Cases(set)
 				if err != nil {
@@ -248,9 +323,16 @@ func TestParity(t *testing.T) {
 						t.Error(err)
 					}
 				}
+				effects(e, v.options.ExpertDirs, did)
 			}
 			if n == 0 {
 				t.Error("no prompt ran")
+			}
+			for _, name := range ofStorage {
+				off := slices.Contains(v.without, name) || name == "split-reads" && slices.Contains(v.without, "balance-homes")
+				if off && did[name] > 0 || v.storage && !off && did[name] == 0 {
+					t.Errorf("%s is off: %v, and did %d", name, off, did[name])
+				}
 			}
 			if *full {
 				t.Logf("%-28s %2d prompts, one hash each", v.name, n)
