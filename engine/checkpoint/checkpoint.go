@@ -61,7 +61,11 @@ func Open(dir string) (*Checkpoint, error) {
 }
 
 func open(dir string, filling bool, f Filler) (_ *Checkpoint, err error) {
-	cfg, err := readConfig(filepath.Join(dir, configName))
+	b, err := readConfig(dir, "a Kimi K3 checkpoint")
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := ParseConfig(b)
 	if err != nil {
 		return nil, err
 	}
@@ -92,10 +96,11 @@ func open(dir string, filling bool, f Filler) (_ *Checkpoint, err error) {
 	return c, c.checkALog()
 }
 
-func readConfig(path string) (*Config, error) {
-	f, size, err := openRegular(path)
+// readConfig reads the config.json of a directory that should hold what.
+func readConfig(dir, what string) ([]byte, error) {
+	f, size, err := openRegular(filepath.Join(dir, configName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: is not there: give a directory that holds a Kimi K3 checkpoint", configName)
+		return nil, fmt.Errorf("%s: is not there: give a directory that holds %s", configName, what)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", configName, err)
@@ -108,7 +113,7 @@ func readConfig(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", configName, err)
 	}
-	return ParseConfig(b)
+	return b, nil
 }
 
 func (c *Checkpoint) openIndex() (total int64, err error) {
@@ -168,15 +173,21 @@ func (c *Checkpoint) openShard(i int, size int64) (io.Reader, int64, error) {
 	if err := c.unfilled(i); err != nil || c.filling {
 		return bufio.NewReaderSize(io.NewSectionReader(f, 0, size), headerBuf), size, err
 	}
+	r, err := headerReader(f, size)
+	return r, size, err
+}
+
+// headerReader returns a reader of a safetensors file that was written to its end.
+func headerReader(f *os.File, size int64) (io.Reader, error) {
 	// Holes first: where the header was never written it would only look malformed.
 	missing, err := missingBytes(f, size)
 	if err != nil {
-		return nil, 0, fmt.Errorf("cannot be searched for unwritten parts: %w", err)
+		return nil, fmt.Errorf("cannot be searched for unwritten parts: %w", err)
 	}
 	if missing >= holeLimit || missing > 0 && missing >= size/holeShare {
-		return nil, 0, fmt.Errorf("has %d of its %d bytes never written: the download is incomplete, fetch the file again", missing, size)
+		return nil, fmt.Errorf("has %d of its %d bytes never written: the download is incomplete, fetch the file again", missing, size)
 	}
-	return bufio.NewReaderSize(io.NewSectionReader(f, 0, size), headerBuf), size, nil
+	return bufio.NewReaderSize(io.NewSectionReader(f, 0, size), headerBuf), nil
 }
 
 // openRegular opens a file for reading and returns its size. It refuses anything
