@@ -61,11 +61,7 @@ func Open(dir string) (*Checkpoint, error) {
 }
 
 func open(dir string, filling bool, f Filler) (_ *Checkpoint, err error) {
-	b, err := readConfig(dir, "a Kimi K3 checkpoint")
-	if err != nil {
-		return nil, err
-	}
-	cfg, err := ParseConfig(b)
+	cfg, err := readK3Config(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +90,14 @@ func open(dir string, filling bool, f Filler) (_ *Checkpoint, err error) {
 		return nil, err
 	}
 	return c, c.checkALog()
+}
+
+func readK3Config(dir string) (*Config, error) {
+	b, err := readConfig(dir, "a Kimi K3 checkpoint")
+	if err != nil {
+		return nil, err
+	}
+	return ParseConfig(b)
 }
 
 // readConfig reads the config.json of a directory that should hold what.

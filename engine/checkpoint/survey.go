@@ -27,7 +27,7 @@ func Examine(dir string, filling bool) Survey {
 			s.Faults = append(s.Faults, fmt.Errorf("%s: %w", name, err))
 		}
 	}
-	cfg, err := readConfig(filepath.Join(dir, configName))
+	cfg, err := readK3Config(dir)
 	if err != nil {
 		s.Faults = append(s.Faults, err)
 	}
