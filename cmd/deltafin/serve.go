@@ -107,7 +107,7 @@ func (c *serveCmd) Run(ctx context.Context, std streams) error {
 			return nil, err
 		}
 		closeEngine = end
-		return openai.NewModel(e, tok, e.Ledger().PassRows)
+		return openai.NewModel(e, tok)
 	})
 	if errors.Is(err, openai.ErrOptions) {
 		err = usage("%w", err)

@@ -92,7 +92,7 @@ func (m *Model) run(ctx context.Context, st *State, pass Pass) (kernel.Mat, erro
 		if pass.Watch != nil {
 			pass.Watch(l, d.stream())
 		}
-		m.passes++
+		m.layerPasses++
 		if pass.Progress != nil {
 			pass.Progress(l)
 		}

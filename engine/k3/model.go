@@ -125,12 +125,12 @@ type Model struct {
 	// ascending id, with their weights.
 	ObserveRoutes func(l int, ids []int32, weights []float32)
 
-	passes int64
-	arena  arena
-	cut    *cut       // the suspended pass that the arena still holds, if any
-	shown  int        // the layer of the pass under way whose routes were observed last
-	spare  []*heldKDA // room for held passes
-	times  Times
+	layerPasses int64
+	arena       arena
+	cut         *cut       // the suspended pass that the arena still holds, if any
+	shown       int        // the layer of the pass under way whose routes were observed last
+	spare       []*heldKDA // room for held passes
+	times       Times
 }
 
 // Times is the wall-clock time of the parts of all passes so far.
@@ -152,7 +152,7 @@ func (m *Model) Times() Times { return m.times }
 // Counters accounts for all passes so far.
 func (m *Model) Counters() prefill.Counters {
 	c := m.Experts.Counters()
-	c.LayerPasses = m.passes
+	c.LayerPasses = m.layerPasses
 	return c
 }
 

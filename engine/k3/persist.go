@@ -174,16 +174,7 @@ func readHead(r io.Reader, size int64, c *checkpoint.Config, key [32]byte, diges
 // savedSize is the length of a saved state in bytes. checkpoint's bounds of the
 // configuration keep it far from overflow.
 func savedSize(c *checkpoint.Config, positions, logits int) int64 {
-	floats := int64(logits)
-	p := int64(c.KDAHeads) * int64(c.KDADim)
-	for _, mla := range c.MLA {
-		if mla {
-			floats += int64(positions) * int64(kernel.Pad(c.KVLora)+kernel.Pad(c.Rope))
-		} else {
-			floats += p*int64(stateStride(c.KDADim)) + 3*int64(c.ConvKernel-1)*p
-		}
-	}
-	return stateHead + 4*int64(positions) + 4 + 4*floats + sha256.Size
+	return stateHead + 4*int64(positions) + 4 + StateBytes(c, positions) + 4*int64(logits) + sha256.Size
 }
 
 // parts calls f with every stretch of values that makes up the state, in the order

@@ -40,7 +40,7 @@ func newSlowNano(t *testing.T) *slowNano {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { e.Close() })
-	m, err := NewModel(e, nanoTokenizer(), 32)
+	m, err := NewModel(e, nanoTokenizer())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,32 +47,27 @@ type Session interface {
 	Save(w io.Writer, ids []int, logits []float32) error
 }
 
-// NewModel serves e with the tokenizer of its checkpoint. passRows is what e was
-// opened with, 0 for the default.
-func NewModel(e *engine.Engine, tok *tokenizer.Tokenizer, passRows int) (Model, error) {
+// NewModel serves e with the tokenizer of its checkpoint.
+func NewModel(e *engine.Engine, tok *tokenizer.Tokenizer) (Model, error) {
 	digest, err := e.Digest()
 	if err != nil {
 		return nil, err
 	}
-	if passRows <= 0 {
-		passRows = engine.DefaultPassRows
-	}
-	return &engineModel{e, tok, passRows, digest, e.CountRoutes()}, nil
+	return &engineModel{e, tok, digest, e.CountRoutes()}, nil
 }
 
 type engineModel struct {
-	e        *engine.Engine
-	tok      *tokenizer.Tokenizer
-	passRows int
-	digest   [32]byte
-	counts   *engine.Routes
+	e      *engine.Engine
+	tok    *tokenizer.Tokenizer
+	digest [32]byte
+	counts *engine.Routes
 }
 
 func (m *engineModel) Info() Info {
 	c := m.e.Config()
 	return Info{
 		EOS: c.EOS, Vocab: c.Vocab, Context: m.e.Ledger().Context, Layers: c.Layers,
-		PassRows: m.passRows, Digest: m.digest,
+		PassRows: m.e.Ledger().PassRows, Digest: m.digest,
 	}
 }
 func (m *engineModel) Tokenizer() *tokenizer.Tokenizer { return m.tok }

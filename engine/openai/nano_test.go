@@ -21,7 +21,7 @@ var nanoModel = sync.OnceValues(func() (Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	return NewModel(e, nanoTokenizer(), 32)
+	return NewModel(e, nanoTokenizer())
 })
 
 func nano(t testing.TB) Model {

@@ -58,7 +58,7 @@ var url = sync.OnceValue(func() string {
 		if err != nil {
 			return nil, err
 		}
-		return server.NewModel(e, tok, 16)
+		return server.NewModel(e, tok)
 	})
 	u := "http://" + (<-addr).String()
 	for {
