@@ -4,8 +4,8 @@
 //	go run ./engine/slicebench decode    # seconds per token against bytes / raw rates
 //	go run ./engine/slicebench prefill   # time to first token, bytes, passes, per prompt length
 //
-// Without -dir it writes a synthetic checkpoint (36 GB) to a temporary directory and
-// removes it afterwards.
+// Without -dir it writes a synthetic checkpoint (36 GB) to the user's cache directory
+// and removes it afterwards.
 package main
 
 import (
@@ -79,8 +79,16 @@ func run(ctx context.Context, what string) error {
 		if err != nil {
 			return err
 		}
-		if *dir, err = os.MkdirTemp("", "deltafin-slice-"); err != nil {
-			return err
+		// Not the system's directory for temporary files, which may be memory.
+		cache, err := os.UserCacheDir()
+		if err == nil {
+			err = os.MkdirAll(cache, 0o755)
+		}
+		if err == nil {
+			*dir, err = os.MkdirTemp(cache, "deltafin-slice-")
+		}
+		if err != nil {
+			return fmt.Errorf("no room for a checkpoint: %w: give -dir", err)
 		}
 		defer synth.Remove(*dir)
 		fmt.Fprintf(os.Stderr, "writing %s to %s ...\n", *preset, *dir)
