@@ -23,6 +23,7 @@ import (
 	"deltafin/engine/drive"
 	"deltafin/engine/expert"
 	"deltafin/engine/hub"
+	"deltafin/engine/hub/hubtest"
 	"deltafin/engine/machine"
 	"deltafin/engine/plan"
 	"deltafin/engine/spine"
@@ -251,6 +252,33 @@ func TestFindingsAboutSpeedAndContext(t *testing.T) {
 	want(t, "bounded", longest(5000, 1<<20, 4e9), "model.context", Note, "", "up to 5000 tokens in 4.0 GB; the model can 1048576", "give more memory")
 }
 
+func TestTheLongestContextIsTheLastThatIsAdmitted(t *testing.T) {
+	ck := checkpoint.Sketch("k3", checkpoint.K3())
+	for _, c := range []struct {
+		memory  int64
+		context int // that is asked for
+		all     bool
+	}{{8e9, 0, false}, {8e9, 1 << 20, false}, {200e9, 0, true}} {
+		account := func(context int) (engine.Ledger, error) {
+			return engine.Account(ck, engine.Options{Memory: c.memory, Context: context})
+		}
+		l, _ := account(c.context)
+		n := mostTokens(ck.Config(), l)
+		if _, err := account(n); err != nil || n < 4096 {
+			t.Errorf("%+v: %d tokens: %v", c, n, err)
+		}
+		if most := ck.Config().MaxPositions; c.all != (n == most) {
+			t.Errorf("%+v: %d tokens of %d", c, n, most)
+		} else if _, err := account(n + 1); n < most && err == nil {
+			t.Errorf("%+v: %d tokens are admitted too", c, n+1)
+		}
+	}
+	l, err := engine.Account(ck, engine.Options{Memory: 1e9})
+	if n := mostTokens(ck.Config(), l); err == nil || n != 0 {
+		t.Errorf("too little for one token: %d tokens, %v", n, err)
+	}
+}
+
 // examine is Examine without measurements, as a map from ids to the findings.
 func examine(t *testing.T, o Options) (*Report, map[string][]Finding) {
 	t.Helper()
@@ -396,6 +424,46 @@ func TestASoundModelWithCopiesAndPacks(t *testing.T) {
 	for _, id := range []string{"model.spine", "model.experts"} {
 		if f := byID[id]; len(f) != 1 || f[0].Level != Error || f[0].Fault != Model {
 			t.Errorf("of another model: %+v", f)
+		}
+	}
+}
+
+func TestAFetchedModelIsKnownByItsRecord(t *testing.T) {
+	h := hubtest.New(t, golden.ModelDir("nano"))
+	o := hub.Options{Repo: h.Repo, Revision: h.Revision, Sources: []string{h.URL}}
+	const shard = "model-00003-of-000010.safetensors"
+
+	o.Dir = t.TempDir()
+	if err := hub.Fetch(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	r, byID := examine(t, Options{Model: o.Dir})
+	if f := byID["model.store"]; r.Fault != "" || len(f) != 1 || f[0].Level != OK || !strings.Contains(f[0].Value, "each was proved when it came") {
+		t.Errorf("whole: %+v", r)
+	}
+	if err := os.Rename(filepath.Join(o.Dir, shard), filepath.Join(o.Dir, shard+".part")); err != nil {
+		t.Fatal(err)
+	}
+	r, byID = examine(t, Options{Model: o.Dir})
+	if f := byID["model.files"]; r.Fault != Model || len(f) != 1 || f[0].Value != shard+": is missing" {
+		t.Errorf("a shard is missing: %+v", f)
+	}
+	if f := byID["drive.space"]; len(f) != 1 || f[0].Numbers["needed_bytes"] < 1e6 {
+		t.Errorf("a shard is missing: %+v", f)
+	}
+
+	o.Dir = t.TempDir()
+	d, err := hub.OpenDepot(t.Context(), hub.DepotOptions{Options: o, TrustHTTP: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r, byID = examine(t, Options{Model: o.Dir})
+	for id, want := range map[string]Level{"model.store": Note, "model.files": OK, "model.memory": OK, "drive.reads": Note} {
+		if f := byID[id]; r.Fault != "" || len(f) != 1 || f[0].Level != want {
+			t.Errorf("filling on demand: %s: %+v, want %s", id, f, want)
 		}
 	}
 }

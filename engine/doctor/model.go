@@ -1,9 +1,11 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +18,7 @@ import (
 	"deltafin/engine/drive"
 	"deltafin/engine/expert"
 	"deltafin/engine/hub"
+	"deltafin/engine/k3"
 	"deltafin/engine/plan"
 	"deltafin/engine/spine"
 	"deltafin/engine/tokenizer"
@@ -115,6 +118,7 @@ func store(dir string, in *hub.Inspection, err error) Finding {
 // many shards there should be. Only headers are read.
 func (e *examination) files(in *hub.Inspection, openErr error) (shards int) {
 	var lines []string
+	remedy := map[string]string{} // of lines that need another than fetchAgain
 	if in != nil {
 		for _, d := range in.Bad {
 			lines = append(lines, d.String())
@@ -143,13 +147,16 @@ func (e *examination) files(in *hub.Inspection, openErr error) (shards int) {
 			if !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, name+": ") }) {
 				lines = append(lines, err.Error())
 			}
+			if errors.Is(err, fs.ErrPermission) {
+				remedy[err.Error()] = "let this user read it"
+			}
 		}
 		if len(s.Faults) == 0 && !errors.Is(openErr, syscall.EMFILE) {
 			lines = append(lines, strings.TrimPrefix(openErr.Error(), e.o.Model+": "))
 		}
 	}
 	for i, l := range lines {
-		f := Finding{ID: "model.files", Level: Error, Fault: Model, What: e.o.Model, Value: l, Do: fetchAgain}
+		f := Finding{ID: "model.files", Level: Error, Fault: Model, What: e.o.Model, Value: l, Do: cmp.Or(remedy[l], fetchAgain)}
 		if i == mostFaults {
 			f.Value = fmt.Sprintf("and %d more files", len(lines)-i)
 			e.tell(f)
@@ -238,29 +245,30 @@ func (e *examination) memory() {
 		e.tell(Finding{ID: id, Level: Note, What: e.o.Model, Value: "not looked at: config.json has to be sound first", Do: "see model.files"})
 		return
 	}
-	account := func(context int) (engine.Ledger, error) {
-		return engine.Account(ck, engine.Options{Memory: e.host.budget(), Context: context, SpinePack: e.pack, ExpertDirs: e.o.Experts, Draft: []string{"ngram"}})
-	}
-	l, err := account(e.o.Context)
+	l, err := engine.Account(ck, engine.Options{Memory: e.host.budget(), Context: e.o.Context, SpinePack: e.pack, ExpertDirs: e.o.Experts, Draft: []string{"ngram"}})
 	if e.o.Model == "" {
 		e.tell(noModel(l.Floor, e.host.budget(), err))
 		return
 	}
+	tokens := mostTokens(ck.Config(), l)
 	if err != nil {
-		e.tell(Finding{
-			ID: id, Level: Error, Fault: Resources, What: e.o.Model, Value: strings.TrimPrefix(err.Error(), e.o.Model+": "),
-			Do: "free memory, give more with --memory, or lower --context",
-		})
+		remedy := "free memory, or give more with --memory"
+		if tokens > 0 {
+			remedy += fmt.Sprintf(", or lower --context to %d", tokens)
+		}
+		e.tell(Finding{ID: id, Level: Error, Fault: Resources, What: e.o.Model, Value: strings.TrimPrefix(err.Error(), e.o.Model+": "), Do: remedy})
 		return
 	}
 	e.ledger = &l
 	e.tell(Finding{ID: id, Level: OK, What: e.o.Model, Value: l.String(), Numbers: map[string]float64{"floor_bytes": float64(l.Floor)}})
-	most := ck.Config().MaxPositions
-	tokens := l.Context + sort.Search(most-l.Context, func(i int) bool {
-		_, err := account(l.Context + i + 1)
-		return err != nil
-	})
-	e.tell(longest(tokens, most, e.host.budget()))
+	e.tell(longest(tokens, ck.Config().MaxPositions, e.host.budget()))
+}
+
+// mostTokens is the longest context that a ledger's limit has room for, 0 if none:
+// beyond the floor the state is what grows.
+func mostTokens(c *checkpoint.Config, l engine.Ledger) int {
+	spare := l.Limit - l.Floor + k3.StateBytes(c, l.Context)
+	return sort.Search(c.MaxPositions, func(i int) bool { return k3.StateBytes(c, i+1) > spare })
 }
 
 // noModel says what the machine is good for, where no model was given.
