@@ -150,7 +150,7 @@ func Sdk() error {
 			return err
 		}
 	}
-	return sh(nil, "go", "test", "-C", "engine/openai/sdktest", "-count=1", "./...")
+	return sh(nil, "go", "test", "-C", "engine/openai/sdktest", "-count=1", "-v", "./...") // -v, to show what was NOT RUN
 }
 
 // Cross builds and vets for every supported system and processor.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 
 	"deltafin/engine/chat"
 )
@@ -28,8 +29,9 @@ func init() { // the table's readers refer to other tables
 		{name: "reasoning_effort", note: "`low`, `high`, `max` as the model was trained with (default `max`), or `none` for no thinking", read: readEffort},
 		{name: "thinking", note: "`{\"type\": \"enabled\"}` or `{\"type\": \"disabled\"}`", read: readThinking},
 		{name: "tools", note: "functions; see below", read: readTools},
-		{name: "tool_choice", note: "`auto`, `none` or `required`, told to the model in its own format; a named function is refused", read: readToolChoice},
-		{name: "response_format", note: "`text`, `json_object` or `json_schema`: told to the model in its own format, not enforced; `strict: true` is refused", read: readResponseFormat},
+		{name: "tool_choice", note: "`auto`, `none` or `required`, told to the model in its own format and not enforced; a named function is `required` if it is the only one declared, and refused otherwise: the format has no words for it", read: readToolChoice},
+		{name: "parallel_tool_calls", note: "`false` ends the answer after its first call; else the model decides how many it makes", read: into(readBool, func(r *request, v bool) { r.oneCall = !v })},
+		{name: "response_format", note: "`text`, `json_object` or `json_schema`: told to the model in its own format, not enforced; `strict: true` is refused, as it promises what only other tokens than the model's own could keep", read: readResponseFormat},
 		{name: "seed", note: noteSeed, read: readSeed},
 		{name: "temperature", note: "0 to 2; " + noteTemperature, read: readTemperature(2)},
 		{name: "top_p", note: "0 to 1; " + noteTemperature, read: readTopP},
@@ -39,7 +41,6 @@ func init() { // the table's readers refer to other tables
 		{name: "presence_penalty", support: noEffect, note: "`0`", read: zero[request]},
 		{name: "logit_bias", support: noEffect, note: "`{}`", read: only[request]("{}")},
 		{name: "modalities", support: noEffect, note: "`[\"text\"]`", read: only[request](`["text"]`)},
-		{name: "parallel_tool_calls", support: noEffect, note: "`true`: the model decides how many calls it makes", read: only[request]("true")},
 		{name: "service_tier", support: noEffect, note: "`auto` or `default`", read: only[request](`"auto"`, `"default"`)},
 		{name: "store", support: noEffect, note: "`false`", read: only[request]("false")},
 		{name: "verbosity", support: noEffect, note: "`medium`", read: only[request](`"medium"`)},
@@ -144,8 +145,16 @@ func (r *request) settleChat() *apiError {
 	if len(r.messages) == 0 {
 		return missing("messages")
 	}
-	if !r.tools && r.options.ToolChoice == "required" {
+	return r.settleTools()
+}
+
+// settleTools checks tool_choice against what is declared.
+func (r *request) settleTools() *apiError {
+	if len(r.tools) == 0 && r.options.ToolChoice == "required" {
 		return invalid("tool_choice", "there are no tools to choose from: give tools, or leave tool_choice out")
+	}
+	if r.theTool != "" && !slices.Equal(r.tools, []string{r.theTool}) {
+		return unsupported("tool_choice", "the model can be told to call a tool, but not which: declare only that one, or let it choose")
 	}
 	return nil
 }
@@ -279,6 +288,7 @@ func readTools(r *request, raw json.RawMessage, path string) *apiError {
 	if err != nil {
 		return err
 	}
+	r.tools = make([]string, len(list))
 	for i, v := range list {
 		var t tool
 		p := at(path, i)
@@ -291,14 +301,23 @@ func readTools(r *request, raw json.RawMessage, path string) *apiError {
 		case t.name == "":
 			return missing(p + ".function.name")
 		}
+		r.tools[i] = t.name
 	}
-	r.options.Tools, r.tools = raw, len(list) > 0
+	r.options.Tools = raw
 	return nil
 }
 
 func readToolChoice(r *request, raw json.RawMessage, path string) (err *apiError) {
 	if raw[0] == '{' {
-		return unsupported(path, "the model cannot be bound to one function: declare only that one and use required")
+		var named struct {
+			Type     string
+			Function struct{ Name string }
+		}
+		if json.Unmarshal(raw, &named) != nil || named.Type != "function" || named.Function.Name == "" {
+			return invalid(path, `it names no function: give {"type": "function", "function": {"name": ...}}`)
+		}
+		r.options.ToolChoice, r.theTool = "required", named.Function.Name
+		return nil
 	}
 	r.options.ToolChoice, err = readChoice(raw, path, "auto", "none", "required")
 	return err

@@ -226,10 +226,11 @@ func (s *Server) generate(ctx context.Context, g *generation) (end finish, err e
 	}
 
 	// What is known of the prompt's end is kept when the first row comes: by then the
-	// whole prompt has been fed.
+	// whole prompt has been fed. The state before its last pass stays, too: another
+	// conversation that begins with the same long instructions goes on from there.
 	fed := func(row []float32) {
 		if progress != nil || len(rest) > 0 {
-			s.states.put(ids, session.Fork(), row, progress)
+			s.states.put(ids, session.Fork(), row, nil)
 		}
 		s.activity.decode()
 	}

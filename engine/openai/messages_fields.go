@@ -2,7 +2,6 @@ package openai
 
 import (
 	"encoding/json"
-	"strings"
 
 	"deltafin/engine/chat"
 )
@@ -29,9 +28,7 @@ func init() { // the tables' readers refer to other tables
 			return readFields(r, outputConfigFields, v, p)
 		}},
 		{name: "tools", note: "the client's own tools; see below", read: readAnthropicTools},
-		{name: "tool_choice", note: "see below", read: func(r *request, v json.RawMessage, p string) *apiError {
-			return readFields(r, anthropicChoiceFields, v, p)
-		}},
+		{name: "tool_choice", note: "see below", read: readAnthropicChoice},
 		{name: "temperature", note: "0 to 1; " + noteTemperature, read: readTemperature(1)},
 		{name: "top_p", note: "0 to 1; " + noteTemperature, read: readTopP},
 
@@ -46,8 +43,8 @@ func init() { // the tables' readers refer to other tables
 		{name: "mcp_servers", support: refused, note: "nothing is fetched from a network"},
 	}
 	anthropicMessageFields = []field[message]{
-		{name: "role", note: "`user` or `assistant`", read: func(m *message, v json.RawMessage, p string) (err *apiError) {
-			m.Role, err = readChoice(v, p, "user", "assistant")
+		{name: "role", note: "`user`, `assistant`, or `system` for instructions that come within the conversation", read: func(m *message, v json.RawMessage, p string) (err *apiError) {
+			m.Role, err = readChoice(v, p, "user", "assistant", "system")
 			return err
 		}},
 		{name: "content", note: "a string or blocks; see below", read: func(m *message, v json.RawMessage, _ string) *apiError {
@@ -111,21 +108,36 @@ var outputConfigFields = []field[request]{
 	}},
 }
 
-var anthropicChoiceFields = []field[request]{
-	{name: "type", note: "`auto`, `any` or `none`; `tool` is refused", read: func(r *request, v json.RawMessage, p string) *apiError {
-		s, err := readString(v, p)
-		if err != nil {
-			return err
-		}
-		if s == "tool" {
-			return unsupported(p, "the model cannot be bound to one tool: declare only that one and use any")
-		}
-		s, err = readChoice(v, p, "auto", "any", "none")
-		r.options.ToolChoice = strings.Replace(s, "any", "required", 1)
+// anthropicChoice is a tool_choice in Anthropic's form.
+type anthropicChoice struct {
+	kind, name string
+	oneCall    bool
+}
+
+var anthropicChoiceFields = []field[anthropicChoice]{
+	{name: "type", note: "`auto`, `any` or `none`, told to the model in its own format and not enforced; `tool` is `any` if it names the only one declared, and refused otherwise", read: func(c *anthropicChoice, v json.RawMessage, p string) (err *apiError) {
+		c.kind, err = readChoice(v, p, "auto", "any", "none", "tool")
 		return err
 	}},
-	{name: "disable_parallel_tool_use", support: noEffect, note: "`false`: the model decides how many calls it makes", read: only[request]("false")},
-	{name: "name", support: refused, note: "it belongs to the type tool"},
+	{name: "name", note: "of the tool, with the type `tool`", read: into(readString, func(c *anthropicChoice, v string) { c.name = v })},
+	{name: "disable_parallel_tool_use", note: "`true` ends the answer after its first call; else the model decides how many it makes", read: into(readBool, func(c *anthropicChoice, v bool) { c.oneCall = v })},
+}
+
+func readAnthropicChoice(r *request, v json.RawMessage, path string) *apiError {
+	var c anthropicChoice
+	if err := readFields(&c, anthropicChoiceFields, v, path); err != nil {
+		return err
+	}
+	switch {
+	case c.kind == "":
+		return missing(path + ".type")
+	case (c.kind == "tool") != (c.name != ""):
+		return invalid(path+".name", "a name and the type tool belong together: give both or neither")
+	case c.kind == "any" || c.kind == "tool":
+		c.kind = "required"
+	}
+	r.options.ToolChoice, r.theTool, r.oneCall = c.kind, c.name, c.oneCall
+	return nil
 }
 
 // anthropicTool is a declaration in Anthropic's form.
@@ -209,11 +221,11 @@ func readEdits(_ *request, raw json.RawMessage, path string) *apiError {
 
 // settleMessages checks what concerns several of the fields.
 func (r *request) settleMessages() *apiError {
-	switch {
-	case len(r.messages) == 0:
+	if len(r.messages) == 0 {
 		return missing("messages")
-	case !r.tools && r.options.ToolChoice == "required":
-		return invalid("tool_choice", "there are no tools to choose from: give tools, or leave tool_choice out")
+	}
+	if err := r.settleTools(); err != nil {
+		return err
 	}
 	if r.options.Thinking && r.options.Effort == "" {
 		r.options.Effort = chat.Defaults().Effort
@@ -312,13 +324,19 @@ func readAnthropicMessages(r *request, raw json.RawMessage, path string) *apiErr
 			return missing(p + ".role")
 		case m.content == nil:
 			return missing(p + ".content")
+		case i == 0 && m.Role == "system":
+			return unsupported(p+".role", "what comes before the conversation goes into the field system")
 		case i == len(list)-1 && m.Role == "assistant":
 			return unsupported(p, "the last message is the assistant's, and an answer cannot be begun for the model: end with a message of the user")
 		}
-		if m.Role == "user" {
+		switch m.Role {
+		case "user":
 			err = r.addUser(m.content, p+".content", calls)
-		} else {
+		case "assistant":
 			err = r.addAssistant(m.content, p+".content", calls)
+		default:
+			m.Parts, err = readTexts(m.content, p+".content")
+			r.messages = append(r.messages, m)
 		}
 		if err != nil {
 			return err
@@ -418,7 +436,8 @@ func readAnthropicTools(r *request, raw json.RawMessage, path string) *apiError 
 			return missing(p + ".input_schema")
 		}
 		tools[i] = declaration{"function", function{t.name, t.description, t.schema}}
+		r.tools = append(r.tools, t.name)
 	}
-	r.options.Tools, r.tools = encode(tools), len(tools) > 0
+	r.options.Tools = encode(tools)
 	return nil
 }

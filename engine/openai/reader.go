@@ -28,6 +28,7 @@ type reader struct {
 
 	id      string
 	calls   int
+	oneCall bool // ends the text
 	stops   []string
 	text    strings.Builder // all response text, the part that a stop string cuts off included
 	shown   int             // bytes of text that went into events
@@ -49,7 +50,7 @@ type placed struct {
 }
 
 func newReader(r *request, tok *tokenizer.Tokenizer, id string) (*reader, error) {
-	d := &reader{tok: tok, id: id, stops: r.stops, close: -1, sep: -1}
+	d := &reader{tok: tok, id: id, stops: r.stops, oneCall: r.oneCall, close: -1, sep: -1}
 	var err error
 	if d.stopper, err = chat.NewStopper(r.stops); err != nil {
 		return nil, err
@@ -115,6 +116,9 @@ func (d *reader) read(parsed []chat.Event) (events []event, ended bool) {
 			d.calls++
 			e.Call.ID = callID(d.id, d.calls)
 			events = append(events, event{kind: chat.Call, call: e.Call})
+			if d.oneCall {
+				return events, true
+			}
 		case chat.End:
 			return events, true
 		}

@@ -42,7 +42,9 @@ type request struct {
 	system   []string // of the messages API
 	text     *string  // prompt of the completions API, unless it gave ids
 	options  chat.Options
-	tools    bool // some are declared
+	tools    []string // names of those that are declared
+	theTool  string   // that is to be called, if one is named
+	oneCall  bool     // the answer ends after its first
 
 	stream   bool
 	usage    bool // stream it too
@@ -141,7 +143,7 @@ func (r *request) key() [32]byte {
 		n(int64(len(s)))
 		h.Write([]byte(s))
 	}
-	fmt.Fprint(h, r.options.Thinking, r.logprobs, r.sampled())
+	fmt.Fprint(h, r.options.Thinking, r.logprobs, r.oneCall, r.sampled())
 	if r.sampled() {
 		fmt.Fprint(h, *r.temperature, r.topP == nil, *r.seed)
 		if r.topP != nil {

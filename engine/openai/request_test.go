@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"deltafin/golden"
 )
 
@@ -88,6 +90,43 @@ func checkTable(t *testing.T, a api, table []field[request], body string) {
 	}
 }
 
+// The format has words for a call that must be made, and none for which: they say the
+// same where there is one tool.
+func TestTheOnlyToolMayBeNamed(t *testing.T) {
+	m := newFake()
+	for a, bodies := range map[api][2]string{
+		chatAPI: {
+			`{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required"}`,
+			`{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"f"}}}`,
+		},
+		messagesAPI: {
+			`{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"f","input_schema":{}}],"tool_choice":{"type":"any"}}`,
+			`{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"f","input_schema":{}}],"tool_choice":{"type":"tool","name":"f"}}`,
+		},
+	} {
+		if diff := cmp.Diff(promptOf(t, m, a, bodies[0]), promptOf(t, m, a, bodies[1])); diff != "" {
+			t.Errorf("%v:\n%s", a, diff)
+		}
+	}
+}
+
+func TestAnAnswerEndsAfterItsFirstCallIfAsked(t *testing.T) {
+	f := newFake()
+	const tools = `"tools":[{"type":"function","function":{"name":"f"}}]`
+	body := `{"messages":[{"role":"user","content":"a"}],"reasoning_effort":"none",` + tools + `}`
+	call := `<|open|>call tool="f" index="%d"<|sep|><|close|>call<|sep|>`
+	f.say(t, chatAPI, body, "Well<|close|>response<|sep|><|open|>tools<|sep|>"+fmt.Sprintf(call, 1)+fmt.Sprintf(call, 2)+"<|close|>tools<|sep|>")
+	_, url := serve(t, f, Options{})
+	for parallel, want := range map[string]int{"true": 2, "false": 1} {
+		asked := strings.Replace(body, "{", `{"parallel_tool_calls":`+parallel+`,`, 1)
+		whole, _ := wholeChat(t, url, asked)
+		streamed := streamedChat(t, url, asked)
+		if len(whole.Calls) != want || len(streamed.Calls) != want || whole.Finish != "tool_calls" || streamed.Finish != "tool_calls" {
+			t.Errorf("parallel_tool_calls %s: whole %+v, streamed %+v, want %d calls", parallel, whole, streamed, want)
+		}
+	}
+}
+
 func TestValuesThatChangeNothingAreTaken(t *testing.T) {
 	f := newFake()
 	_, url := serve(t, f, Options{})
@@ -104,7 +143,8 @@ func TestValuesThatChangeNothingAreTaken(t *testing.T) {
 		"/v1/messages": `{"model":"kimi-k3","max_tokens":3,"system":[{"type":"text","text":"Be brief.","cache_control":{"type":"ephemeral"}}],"messages":[
 			{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":"ephemeral"}}]},
 			{"role":"assistant","content":[{"type":"thinking","thinking":"hm","signature":""},{"type":"text","text":"b"},{"type":"tool_use","id":"t1","name":"f","input":{"x":[1]}}]},
-			{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":[{"type":"text","text":"4"}],"is_error":false},{"type":"text","text":"go on"}]}],
+			{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":[{"type":"text","text":"4"}],"is_error":false},{"type":"text","text":"go on"}]},
+			{"role":"system","content":"You are in a car."}],
 			"metadata":{"user_id":"u"},"temperature":1,"top_k":5,"thinking":{"type":"enabled","budget_tokens":2000},"tool_choice":{"type":"auto"},
 			"tools":[{"name":"f","description":"d","input_schema":{"type":"object"},"cache_control":{"type":"ephemeral"}}],
 			"context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]},"output_config":{"effort":"high"}}`,
@@ -163,6 +203,8 @@ var malformed = []struct {
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"reasoning_effort":"medium"}`, 400, "low, high or max"},
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tool_choice":"required"}`, 400, "tool_choice"},
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tool_choice":{"type":"function","function":{"name":"f"}}}`, 400, "tool_choice"},
+	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"g"}}}`, 400, "not which"},
+	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"name":"f"}}`, 400, "names no function"},
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"a b"}}]}`, 400, "tools[0].function.name"},
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f","strict":true}}]}`, 400, "tools[0].function.strict"},
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_schema","json_schema":{"name":"x","strict":true,"schema":{}}}}`, 400, "response_format.json_schema.strict"},
@@ -179,7 +221,10 @@ var malformed = []struct {
 	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}`, 400, "messages[1]"},
 	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}`, 400, "messages[0].content[0].type"},
 	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"x"}]}]}`, 400, "tool_use_id"},
-	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tool_choice":{"type":"tool","name":"f"}}`, 400, "tool_choice.type"},
+	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tool_choice":{"type":"tool","name":"f"}}`, 400, "tool_choice"},
+	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"f","input_schema":{}},{"name":"g","input_schema":{}}],"tool_choice":{"type":"tool","name":"f"}}`, 400, "not which"},
+	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"f","input_schema":{}},{"name":"g","input_schema":{}}],"tool_choice":{"type":"any","name":"f"}}`, 400, "tool_choice.name"},
+	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"f","input_schema":{}},{"name":"g","input_schema":{}}],"tool_choice":{"type":"tool"}}`, 400, "tool_choice.name"},
 	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"type":"web_search_20250305","name":"web_search"}]}`, 400, "tools[0].type"},
 	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":[]}]}`, 400, "messages[0].content"},
 }

@@ -174,6 +174,29 @@ func TestAClientThatLeavesStopsThePromptAndFindsItsPartLater(t *testing.T) {
 	}
 }
 
+func TestAnotherConversationGoesOnFromTheSameInstructions(t *testing.T) {
+	f := newFake()
+	ask := func(question string) string {
+		return `{"messages":[{"role":"system","content":"` + strings.Repeat("Be kind. ", 30) + `"},{"role":"user","content":"` + question + `"}],"reasoning_effort":"none"}`
+	}
+	f.say(t, chatAPI, ask("One?"), "Yes<|close|>response<|sep|>")
+	f.say(t, chatAPI, ask("Two?"), "No<|close|>response<|sep|>")
+	_, url := serve(t, f, Options{})
+	wholeChat(t, url, ask("One?"))
+	passes := f.passes()
+	known := 0
+	for _, n := range passes {
+		if n == 1 { // the answer's
+			break
+		}
+		known += n
+	}
+	known -= passes[0] // its last pass, which the question is in; they are of one size
+	if got, c := wholeChat(t, url, ask("Two?")); got.Text != "No" || c.Usage.Details.Cached < known-1 || known < 30 {
+		t.Errorf("%q with %d of %d tokens known, want about %d", got.Text, c.Usage.Details.Cached, c.Usage.Prompt, known)
+	}
+}
+
 func TestAnAnswerThatWasCutOffGoesOn(t *testing.T) {
 	f, g := newFake(), newGate()
 	f.layer = g.layer

@@ -32,8 +32,8 @@ func TestConversationsOutliveTheProcess(t *testing.T) {
 	s, url := serve(t, m, Options{StateDir: dir})
 	first, c := wholeChat(t, url, body)
 	s.states.saved.Wait()
-	if n := len(stateFiles(t, dir)); n != 2 { // the end of the prompt and of the answer
-		t.Fatalf("%d files, want 2: %v", n, stateFiles(t, dir))
+	if n := len(stateFiles(t, dir)); n != 3 { // the prompt's last pass, the end of the prompt and of the answer
+		t.Fatalf("%d files, want 3: %v", n, stateFiles(t, dir))
 	}
 
 	_, url = serve(t, m, Options{StateDir: dir})

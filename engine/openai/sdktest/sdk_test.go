@@ -345,10 +345,10 @@ func TestJavaScriptClients(t *testing.T) {
 	if err != nil {
 		t.Skip("NOT RUN: node is not installed")
 	}
-	if m, _ := filepath.Glob("js/node_modules/openai/package.json"); len(m) == 0 {
+	if m, _ := filepath.Glob("js/node_modules/ai/package.json"); len(m) == 0 {
 		t.Skip("NOT RUN: the packages are not installed: run npm ci in js/")
 	}
-	for _, script := range []string{"openai.mjs", "anthropic.mjs"} {
+	for _, script := range []string{"openai.mjs", "anthropic.mjs", "ai.mjs"} {
 		t.Run(script, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
