@@ -166,6 +166,7 @@ func TestARetryGoesOnInsideThePassThatWasCutOff(t *testing.T) {
 		{name: "between the halves of a layer", places: []string{"attn_out 3, pass 1"}, then: ids},
 		{name: "inside experts", places: []string{"routes 4, pass 1"}, then: ids},
 		{name: "again and again", places: []string{"attn_in 0, pass 1", "routes 2, pass 1", "stream 8, pass 2", "mlp_in 7, pass 4"}, then: ids, known: 75},
+		{name: "inside the answer", places: []string{"routes 4, pass 6"}, then: ids},
 		{name: "with a longer prompt", places: []string{"routes 4, pass 2"}, then: append(slices.Clone(ids), 5, 6, 7), known: 25},
 		{name: "edited behind the pass", places: []string{"routes 4, pass 2"}, then: edit(98), known: 25},
 		{name: "edited inside the pass", places: []string{"routes 4, pass 2"}, then: edit(49), known: 25, lost: true},
@@ -219,5 +220,22 @@ func TestARetryGoesOnInsideThePassThatWasCutOff(t *testing.T) {
 				t.Errorf("%d layers attended before and %d after, want %d together; %d fed forward again, want at most 1; %d were skipped", ran, rest, most, again, skipped)
 			}
 		})
+	}
+}
+
+// A client that leaves between two passes leaves a session whose last logits are gone: it
+// is of use to a request that has more to feed, and of none to one that asks for these.
+func TestASessionLeftBetweenPassesNeedsSomethingToFeed(t *testing.T) {
+	f := newFake()
+	s, _ := serve(t, f, Options{})
+	for _, tt := range []struct{ ids, known int }{{3, 0}, {4, 3}} {
+		session := f.NewSession()
+		if _, err := session.Feed(context.Background(), []int{1, 2, 3}, nil); err != nil {
+			t.Fatal(err)
+		}
+		s.cut = &cutOff{[]int{1, 2, 3}, session}
+		if _, known, _ := s.known([]int{1, 2, 3, 4}[:tt.ids]); known != tt.known || s.cut != nil {
+			t.Errorf("of %d tokens %d are known, want %d", tt.ids, known, tt.known)
+		}
 	}
 }

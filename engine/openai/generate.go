@@ -170,7 +170,8 @@ type cutOff struct {
 func (s *Server) known(ids []int) (Session, int, []float32) {
 	cut, beyond := s.cut, 0
 	s.cut = nil
-	if cut != nil && len(ids) >= len(cut.ids) && slices.Equal(ids[:len(cut.ids)], cut.ids) {
+	// There has to be something to feed: the logits of its last token are not known.
+	if cut != nil && len(ids) > cut.session.Position() && len(ids) >= len(cut.ids) && slices.Equal(ids[:len(cut.ids)], cut.ids) {
 		beyond = cut.session.Position()
 	} else {
 		cut = nil
