@@ -773,7 +773,7 @@ func (d *Depot) fetch(ctx context.Context, f *storeFile, x span, dst []byte) err
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
-		n, err := d.once(ctx, s, f, span{x.off + got, x.end}, dst[got:])
+		n, err := d.c.read(ctx, s, &f.File, "", span{x.off + got, x.end}, dst[got:], &d.rate)
 		if got += n; n > 0 {
 			s.worked()
 			tries = 0
@@ -807,33 +807,6 @@ func (d *Depot) fetch(ctx context.Context, f *storeFile, x span, dst []byte) err
 			d.o.Log(fmt.Sprintf("%s: %v: %s", f.Name, r, again(tries, d.o.Retries, wait)))
 		}
 	}
-}
-
-// once makes one request and returns how many bytes came.
-func (d *Depot) once(ctx context.Context, s *source, f *storeFile, x span, dst []byte) (int64, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	a, err := d.c.open(ctx, s, &f.File, x)
-	if err != nil {
-		return 0, err
-	}
-	defer a.Close()
-	if a.off != x.off || a.end > x.end {
-		return 0, &refusal{source: s.String(), what: "knows no ranges, so that experts cannot be had from it one by one: use another source, or fetch the whole model", final: true}
-	}
-	body := &watched{body: a, cancel: cancel, limit: d.c.stall}
-	got, want := int64(0), a.end-x.off
-	for got < want {
-		n, rerr := body.Read(dst[got:min(got+bufferBytes, want)])
-		got += int64(n)
-		if err := d.rate.take(ctx, n); err != nil {
-			return got, err
-		}
-		if rerr != nil && got < want {
-			return got, d.c.broke(ctx, s, x.off+got, rerr)
-		}
-	}
-	return got, nil
 }
 
 // accept checks what arrived.

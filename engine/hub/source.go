@@ -91,6 +91,7 @@ type refusal struct {
 	what   string        // in words, with the remedy
 	wait   time.Duration // the server asks to wait that long
 	final  bool          // asking this source again is pointless
+	code   int           // the status, if it was one
 	err    error
 }
 
@@ -102,6 +103,14 @@ func (r *refusal) Error() string {
 }
 
 func (r *refusal) Unwrap() error { return r.err }
+
+func (r *refusal) Is(target error) bool { return target == ErrSource }
+
+// exhausted is why each of the sources is of no use.
+type exhausted []string
+
+func (e exhausted) Error() string        { return strings.Join(e, "; ") }
+func (e exhausted) Is(target error) bool { return target == ErrSource }
 
 // client speaks HTTP to the sources.
 type client struct {
@@ -226,6 +235,7 @@ func (s *source) netError(ctx context.Context, err error) error {
 func (c *client) status(s *source, resp *http.Response) error {
 	r := &refusal{source: s.String(), wait: retryAfter(resp.Header.Get("Retry-After"), c.now())}
 	code := resp.StatusCode
+	r.code = code
 	r.what = fmt.Sprintf("answers %d %s", code, http.StatusText(code))
 	switch {
 	case code == http.StatusUnauthorized && c.token == "", code == http.StatusForbidden && c.token == "":
@@ -262,7 +272,8 @@ func retryAfter(h string, now time.Time) time.Duration {
 type answer struct {
 	io.ReadCloser
 	off int64
-	end int64 // the server promises to send up to here
+	end int64  // the server promises to send up to here
+	tag string // its ETag
 }
 
 // open asks a source for bytes [x.off, x.end) of a file. The answer begins at x.off,
@@ -324,7 +335,7 @@ func (c *client) accept(s *source, f *File, x span, resp *http.Response) (*answe
 		if resp.ContentLength >= 0 && resp.ContentLength != f.Size {
 			return nil, changed("%d bytes, not %d", resp.ContentLength, f.Size)
 		}
-		return &answer{resp.Body, 0, f.Size}, nil
+		return &answer{resp.Body, 0, f.Size, resp.Header.Get("Etag")}, nil
 	}
 	first, last, total, ok := contentRange(resp.Header.Get("Content-Range"))
 	switch {
@@ -333,7 +344,40 @@ func (c *client) accept(s *source, f *File, x span, resp *http.Response) (*answe
 	case total >= 0 && total != f.Size:
 		return nil, changed("%d bytes, not %d", total, f.Size)
 	}
-	return &answer{resp.Body, first, last + 1}, nil
+	return &answer{resp.Body, first, last + 1, resp.Header.Get("Etag")}, nil
+}
+
+// read makes one request for x and returns how many of its bytes came into dst, which
+// is as long. With a tag, the file has to have that one. A rate, if not nil, is obeyed.
+func (c *client) read(ctx context.Context, s *source, f *File, tag string, x span, dst []byte, rate *bucket) (int64, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	a, err := c.open(ctx, s, f, x)
+	if err != nil {
+		return 0, err
+	}
+	defer a.Close()
+	if a.off != x.off || a.end > x.end {
+		return 0, &refusal{source: s.String(), what: "knows no ranges, so that experts cannot be had from it one by one: use another source, or fetch the whole model", final: true}
+	}
+	if tag != "" && a.tag != tag {
+		return 0, &refusal{source: s.String(), what: fmt.Sprintf("serves another %s than before (ETag %.80q, not %.80q): it was changed, start again", f.Name, a.tag, tag), final: true}
+	}
+	body := &watched{body: a, cancel: cancel, limit: c.stall}
+	got, want := int64(0), a.end-x.off
+	for got < want {
+		n, rerr := body.Read(dst[got:min(got+bufferBytes, want)])
+		got += int64(n)
+		if rate != nil {
+			if err := rate.take(ctx, n); err != nil {
+				return got, err
+			}
+		}
+		if rerr != nil && got < want {
+			return got, c.broke(ctx, s, x.off+got, rerr)
+		}
+	}
+	return got, nil
 }
 
 // contentRange reads "bytes FIRST-LAST/TOTAL"; total is -1 if the server does not
@@ -424,7 +468,7 @@ func (c *client) pick(ctx context.Context, dead map[*source]error, round int) (*
 			}
 		}
 		if first == nil {
-			return nil, errors.New(strings.Join(why, "; "))
+			return nil, exhausted(why)
 		}
 		if !at.After(now) {
 			return first, nil
