@@ -67,7 +67,7 @@ type Options struct {
 	Reserve  int64 // bytes of Memory that the caller uses itself
 	PassRows int   // most rows of a pass; 0 means DefaultPassRows, or fewer if memory is short
 
-	ExpertDirs   []string // further directories that hold copies of experts
+	ExpertDirs   []string // further directories that hold copies of experts, or addresses of web servers that do
 	ExpertMemory int64    // most bytes of experts that stay in memory; 0 means what is left, negative none
 	Slots        int      // experts on their way at once; 0 means as many as a token uses and a few more
 	SpinePack    string   // packed dense weights; "" means the checkpoint's shards
@@ -75,6 +75,10 @@ type Options struct {
 	Draft     []string         // proposers: "ngram", or the directory of a draft model
 	Guesses   int              // tokens to try always; 0 means as many as pay
 	Proposers []draft.Proposer // further proposers, of the caller's own; the engine closes them
+
+	// Filler brings the experts of a directory that fills on demand; nil for one that is
+	// complete. It has to outlive the engine.
+	Filler checkpoint.Filler
 
 	Heat  string            // file that counts how often experts are used, across runs; "" for none
 	Trace io.Writer         // gets the routes of every pass; nil for none
@@ -103,7 +107,7 @@ type Engine struct {
 // out; its error wraps [ErrMemory] when there is too little. Weights are read when a pass
 // first needs them.
 func Open(ctx context.Context, dir string, o Options) (*Engine, error) {
-	ck, err := checkpoint.Open(dir)
+	ck, err := openCheckpoint(dir, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -112,6 +116,14 @@ func Open(ctx context.Context, dir string, o Options) (*Engine, error) {
 		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
+}
+
+func openCheckpoint(dir string, o *Options) (*checkpoint.Checkpoint, error) {
+	if o.Filler == nil {
+		return checkpoint.Open(dir)
+	}
+	o.Drive.Filling = dir
+	return checkpoint.OpenFilling(dir, o.Filler)
 }
 
 func (e *Engine) open(ctx context.Context, o Options) error {

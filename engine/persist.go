@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/expert"
 	"deltafin/engine/k3"
 )
 
@@ -57,6 +58,14 @@ func (e *Engine) Digest() ([32]byte, error) {
 		}
 		fmt.Fprintf(h, "%s %d\n", name, len(b))
 		h.Write(b)
+	}
+	if e.ck.Filling() { // its files change where nothing was yet
+		print, err := expert.Fingerprint(e.ck)
+		if err != nil {
+			return [32]byte{}, err
+		}
+		h.Write(print[:])
+		return [32]byte(h.Sum(nil)), nil
 	}
 	for i := range e.ck.Files() {
 		if err := sample(h, e.ck, i); err != nil {

@@ -31,7 +31,7 @@ type script = testscript.TestScript
 var commands = map[string]func(ts *script, neg bool, args []string){
 	"code": code, "refuses": refuses, "interrupt": interrupt, "optparity": optParity,
 	"json": jsonField, "field": field, "accounts": accounts, "samelogits": sameLogits, "goldenlogits": goldenLogits,
-	"golden": goldenCase, "copymodel": copyModel, "damaged": damaged, "newhome": newHome, "stamp": stamp, "repeat": repeat, "ranks": ranks,
+	"golden": goldenCase, "copymodel": copyModel, "damaged": damaged, "newhome": newHome, "hub": hub, "stamp": stamp, "repeat": repeat, "ranks": ranks,
 }
 
 func need(ts *script, neg, ok bool, usage string) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"deltafin/engine/hub/hubtest"
 	"deltafin/golden"
 )
 
@@ -46,6 +47,7 @@ func TestScenarios(t *testing.T) {
 		Dir: ".",
 		Setup: func(env *testscript.Env) error {
 			env.Values[tb{}] = env.T()
+			env.Values[hubKey{}] = new(*hubtest.Hub)
 			env.Setenv("PATH", shared+string(filepath.ListSeparator)+env.Getenv("PATH"))
 			env.Setenv("GOLDEN", golden.Dir())
 			setHome(env.Setenv, shared)

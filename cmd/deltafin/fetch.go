@@ -34,13 +34,16 @@ func (f *hubFlags) options(std streams) (hub.Options, error) {
 	}
 	return hub.Options{
 		Sources: f.Source, Repo: f.Repo, Revision: f.Revision, Connections: f.Connections, BytesPerSecond: float64(limit),
-		Token: os.Getenv("HF_TOKEN"), Log: func(line string) { fmt.Fprintln(std.err, "deltafin:", line) },
+		Token: os.Getenv("HF_TOKEN"), Log: remark(std),
 	}, nil
 }
 
 type fetchCmd struct {
 	Dir    string   `arg:"" type:"path" help:"Directory for the model."`
-	Full   bool     `required:"" help:"Fetch all files of the model (1.56 TB for Kimi K3)."`
+	Full   bool     `required:"" xor:"how" help:"Fetch all files of the model (1.56 TB for Kimi K3)."`
+	Stream bool     `required:"" xor:"how" help:"Fetch everything but the routed experts (111 GB of weights for Kimi K3); they come when a run needs them."`
+	Keep   string   `placeholder:"SIZE" help:"With --stream: most bytes of experts to keep, such as 200GB; what was not used for the longest time goes. Remembered. 'all' keeps all, which is the default."`
+	Trust  bool     `name:"trust-http" help:"With --stream: take experts from http sources too, though nobody states a digest for them. Remembered."`
 	Spread []string `placeholder:"DIR[=WEIGHT]" help:"Drive that takes a share of the files; may be repeated. The model's directory then holds links."`
 	Yes    bool     `short:"y" help:"Do not ask before the first byte."`
 	DryRun bool     `help:"Only say what would be fetched and where it would go."`
@@ -59,6 +62,12 @@ func (c *fetchCmd) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	o.Dir = c.Dir
+	if c.Stream {
+		return c.stream(ctx, std, o)
+	}
+	if c.Keep != "" || c.Trust {
+		return usage("--keep and --trust-http go with --stream")
+	}
 	for _, s := range c.Spread {
 		dir, weight, given := strings.Cut(s, "=")
 		t := hub.Target{Dir: dir, Weight: 1}
@@ -169,7 +178,11 @@ func (c *verifyCmd) Run(ctx context.Context, std streams) error {
 		for _, d := range r.Bad {
 			fmt.Fprintln(std.out, d)
 		}
-		_, err = fmt.Fprintf(std.out, "%s: %d files, %.2f GB, %.2f GB read; %d faults left, %d repaired\n", c.Dir, r.Files, float64(r.Bytes)/1e9, float64(r.Read+r.Resumed)/1e9, len(r.Bad), len(r.Repaired))
+		away := ""
+		if r.Away > 0 {
+			away = fmt.Sprintf(", %.2f GB of them to come on demand", float64(r.Away)/1e9)
+		}
+		_, err = fmt.Fprintf(std.out, "%s: %d files, %.2f GB%s, %.2f GB read; %d faults left, %d repaired\n", c.Dir, r.Files, float64(r.Bytes)/1e9, away, float64(r.Read+r.Resumed)/1e9, len(r.Bad), len(r.Repaired))
 	}
 	if err == nil && !r.OK() {
 		err = failure{exitModel, errors.New("the model is damaged: run 'deltafin verify --repair'")}

@@ -61,6 +61,7 @@ type cli struct {
 	Serve    serveCmd         `cmd:"" help:"Answer OpenAI and Anthropic clients over HTTP."`
 	Tokens   tokensCmd        `cmd:"" help:"Encode text to token ids, or decode ids to text."`
 	Fetch    fetchCmd         `cmd:"" help:"Download the model, resumable and verified."`
+	Warm     warmCmd          `cmd:"" help:"Fetch likely experts of a model that is streamed, before they are needed."`
 	Verify   verifyCmd        `cmd:"" help:"Check a downloaded model, and repair it."`
 	Doctor   doctorCmd        `cmd:"" help:"Examine the machine, the drives and the model, and say what to do."`
 	Pack     packCmd          `cmd:"" help:"Pack weights for faster streaming."`

@@ -14,6 +14,7 @@ import (
 
 	"deltafin/engine"
 	"deltafin/engine/draft"
+	"deltafin/engine/hub"
 	"deltafin/engine/opt"
 	"deltafin/engine/tokenizer"
 )
@@ -60,7 +61,7 @@ type engineFlags struct {
 	Rows    int      `placeholder:"N" help:"Most tokens to compute in one pass. Default: ${rows}, or what the memory allows. Changes speed and memory only."`
 	Memory  string   `placeholder:"SIZE" help:"Ceiling of memory, such as 12GB. Default: three quarters of what is available. Changes speed only."`
 	Context int      `placeholder:"N" help:"Most tokens of prompt and text together; memory is reserved for them. Default: 4096, or more if the request asks for more."`
-	Experts []string `placeholder:"DIR" type:"path" help:"Further directory with copies of experts ('deltafin place'); may be repeated. Changes speed only."`
+	Experts []string `placeholder:"DIR|URL" help:"Further directory with copies of experts ('deltafin place'), or the address of a web server that serves one; may be repeated. Changes speed only."`
 	Spine   string   `placeholder:"FILE" type:"path" help:"Packed dense weights ('deltafin pack spine')."`
 	Heat    string   `placeholder:"FILE" type:"path" help:"File that counts how often each expert is used, updated by the run."`
 	Trace   string   `placeholder:"FILE" type:"path" help:"Write the routes of all passes to this file, for 'deltafin simulate'."`
@@ -154,9 +155,13 @@ func (f *engineFlags) open(ctx context.Context, std streams, dir string, tokens 
 	if err != nil {
 		return nil, nil, err
 	}
+	depot, err := openStream(ctx, std, dir)
+	if err != nil {
+		return nil, nil, err
+	}
 	o := engine.Options{
 		Threads: f.Threads, PassRows: f.Rows, Memory: memory, Context: f.Context,
-		ExpertDirs: f.Experts, SpinePack: f.Spine, Heat: f.Heat, Reserve: reserve,
+		ExpertDirs: homes(f.Experts), SpinePack: f.Spine, Heat: f.Heat, Reserve: reserve,
 		Draft: f.Draft, Guesses: f.Guesses,
 		Warn: func(line string) { fmt.Fprintln(std.err, "deltafin:", line) },
 	}
@@ -167,8 +172,12 @@ func (f *engineFlags) open(ctx context.Context, std streams, dir string, tokens 
 	if f.Trace != "" {
 		trace.path, o.Trace = f.Trace, &trace
 	}
+	if depot != nil {
+		o.Filler = depot
+	}
 	e, err = engine.Open(ctx, dir, o)
 	if err != nil {
+		closeStream(depot)
 		return nil, nil, openError(err)
 	}
 	// Garbage may fill what the ledger leaves to the Go heap, no more.
@@ -178,7 +187,7 @@ func (f *engineFlags) open(ctx context.Context, std streams, dir string, tokens 
 		fmt.Fprintln(std.err, "deltafin: --spine holds dense weights in eight bits: the model is not the released one")
 	}
 	return e, func() error {
-		return errors.Join(e.Close(), trace.close())
+		return errors.Join(e.Close(), trace.close(), closeStream(depot))
 	}, nil
 }
 
@@ -215,6 +224,8 @@ func openError(err error) error {
 		return failure{exitResources, err}
 	case errors.Is(err, syscall.EMFILE):
 		return failure{exitFailed, fmt.Errorf("%w: raise the limit of open files (ulimit -n)", err)}
+	case errors.Is(err, hub.ErrSource):
+		return failure{exitFailed, err}
 	default:
 		return failure{exitModel, err}
 	}

@@ -55,7 +55,7 @@ func (c *planCmd) Run(ctx context.Context, std streams) error {
 	}
 	ck := checkpoint.Sketch("the full Kimi K3", checkpoint.K3())
 	if c.Model != "" {
-		if ck, err = checkpoint.Open(c.Model); err != nil {
+		if ck, err = lookAt(c.Model); err != nil {
 			return failure{exitModel, err}
 		}
 		defer ck.Close()

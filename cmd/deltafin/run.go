@@ -9,6 +9,7 @@ import (
 
 	"deltafin/engine"
 	"deltafin/engine/chat"
+	"deltafin/engine/hub"
 	"deltafin/engine/opt"
 	"deltafin/engine/tokenizer"
 )
@@ -196,7 +197,7 @@ func admit(e *engine.Engine, tok *tokenizer.Tokenizer, ids []int) error {
 // refused is a failed operation; all else comes from what the checkpoint holds.
 func generateError(err error) error {
 	var refused syscall.Errno
-	if errors.As(err, &refused) {
+	if errors.As(err, &refused) || errors.Is(err, hub.ErrSource) {
 		return failure{exitFailed, err}
 	}
 	return failure{exitModel, err}

@@ -5,12 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
-	"deltafin/engine/checkpoint"
 	"deltafin/engine/disk"
 	"deltafin/engine/drive"
 	"deltafin/engine/expert"
@@ -41,11 +39,11 @@ func (c *packSpineCmd) Run(ctx context.Context, std streams) error {
 	if err := checkOutput("the packed file", c.Out, c.Model); err != nil {
 		return err
 	}
-	ck, err := checkpoint.Open(c.Model)
+	ck, closeModel, err := openCheckpoint(ctx, std, c.Model)
 	if err != nil {
-		return failure{exitModel, err}
+		return err
 	}
-	defer ck.Close()
+	defer closeModel()
 	bar := newProgress(std.err, "dense weights", true)
 	err = spine.Pack(ctx, ck, c.Out, c.Int8, bar.update)
 	bar.done()
@@ -79,11 +77,11 @@ func (c *placePlanCmd) Run(ctx context.Context, std streams) error {
 	if c.Rate != 0 && !sensible(c.Rate) {
 		return usage("--rate %g is not a rate in GB/s", c.Rate)
 	}
-	ck, err := checkpoint.Open(c.Model)
+	ck, closeModel, err := openCheckpoint(ctx, std, c.Model)
 	if err != nil {
-		return failure{exitModel, err}
+		return err
 	}
-	defer ck.Close()
+	defer closeModel()
 	size := ck.ExpertLayout().ExpertBytes
 	primary := c.Rate * 1e9
 	if primary <= 0 {
@@ -159,11 +157,11 @@ func (c *placeStageCmd) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	ck, err := checkpoint.Open(c.Model)
+	ck, closeModel, err := openCheckpoint(ctx, std, c.Model)
 	if err != nil {
-		return failure{exitModel, err}
+		return err
 	}
-	defer ck.Close()
+	defer closeModel()
 	p, err := readPlan(c.Plan)
 	if err != nil {
 		return err
@@ -203,25 +201,25 @@ func readPlan(path string) (*expert.Placement, error) {
 
 type placeVerifyCmd struct {
 	Model string   `required:"" placeholder:"DIR" type:"path" help:"Checkpoint directory."`
-	Dirs  []string `arg:"" name:"dir" type:"path" help:"Directories with copies."`
+	Dirs  []string `arg:"" name:"dir" help:"Directories with copies, or addresses of web servers that serve such."`
 }
 
 // Run compares.
 func (c *placeVerifyCmd) Run(ctx context.Context, std streams) error {
-	ck, err := checkpoint.Open(c.Model)
+	ck, closeModel, err := openCheckpoint(ctx, std, c.Model)
 	if err != nil {
-		return failure{exitModel, err}
+		return err
 	}
-	defer ck.Close()
+	defer closeModel()
 	bad := 0
-	for _, dir := range c.Dirs {
+	for _, dir := range homes(c.Dirs) {
 		sound, faults, err := expert.PlaceVerify(ctx, ck, dir, nil)
 		if err != nil {
 			return failure{exitModel, err}
 		}
 		for _, f := range faults {
 			bad++
-			fmt.Fprintf(std.out, "%s\n", filepath.Join(dir, f.String()))
+			fmt.Fprintln(std.out, f)
 		}
 		fmt.Fprintf(std.out, "%s: %d experts sound, %d files with faults\n", dir, sound, len(faults))
 	}
@@ -248,7 +246,7 @@ func (*simulateCmd) Help() string {
 func (c *simulateCmd) Run(std streams) error {
 	o := expert.SimulateOptions{ExpertBytes: plan.ShapeOf(checkpoint.K3()).ExpertBytes}
 	if c.Model != "" {
-		ck, err := checkpoint.Open(c.Model)
+		ck, err := lookAt(c.Model)
 		if err != nil {
 			return failure{exitModel, err}
 		}

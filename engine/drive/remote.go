@@ -1,9 +1,6 @@
 package drive
 
-import (
-	"context"
-	"fmt"
-)
+import "context"
 
 // Remote is a place that no path of this system leads to, such as a web server. It is
 // a device like any other: it has a queue, a measured rate, and reads that fail.
@@ -55,7 +52,7 @@ func (t *Ticket) fetch() (physical int64, view []byte, err error) {
 		return 0, nil, *why
 	}
 	if err != nil {
-		return 0, nil, fmt.Errorf("from %s: %w", f.dev.name, err)
+		return 0, nil, err
 	}
 	return t.r.Bytes, mem, nil
 }

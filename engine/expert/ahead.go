@@ -60,7 +60,8 @@ func (s *Source) Hint(layer int, ids []int32) {
 	}
 	a.layer, a.wanted = layer, nil
 	if a.precision[layer-s.cat.first] >= breakEven {
-		a.wanted = a.hinted[layer]
+		// What would come over the network for nothing costs more than time.
+		a.wanted = slices.DeleteFunc(slices.Clone(ids), func(id int32) bool { return s.cat.away(layer, int(id)) })
 	}
 	more := s.next()
 	s.mu.Unlock()

@@ -2,6 +2,7 @@ package expert
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/drive"
+	"deltafin/engine/hub"
 )
 
 // A set of homes travels as a bit mask.
@@ -37,6 +39,13 @@ type home struct {
 	kind string
 	find func(layer, id int) (*drive.File, int64, error) // nil without an error: not here
 	held int                                             // experts
+
+	// hold, of a home that fills on demand, returns the file to read an expert from, and
+	// what is to be called once it was read; release may be nil.
+	hold func(layer, id int) (f *drive.File, release func())
+
+	// sum, if not nil, knows the SHA-256 that the bytes of an expert have to have.
+	sum func(layer, id int) *[sha256.Size]byte
 }
 
 func (h *home) String() string { return fmt.Sprintf("%s (%s)", h.dir, h.kind) }
@@ -70,6 +79,11 @@ func openCatalogue(ck *checkpoint.Checkpoint, drives *drive.Set, dirs []string) 
 		own[i] = f
 	}
 	c.addShards(ck.Dir(), "checkpoint", own)
+	if ck.Filler() != nil {
+		if err := c.fill(drives, own); err != nil {
+			return nil, err
+		}
+	}
 	seen := []string{ck.Dir()}
 	for _, dir := range dirs {
 		for _, other := range seen {
@@ -78,7 +92,11 @@ func openCatalogue(ck *checkpoint.Checkpoint, drives *drive.Set, dirs []string) 
 			}
 		}
 		seen = append(seen, dir)
-		if err := c.addDir(drives, dir); err != nil {
+		add := c.addDir
+		if hub.IsSite(dir) {
+			add = c.addSite
+		}
+		if err := add(drives, dir); err != nil {
 			return nil, err
 		}
 	}
@@ -103,6 +121,9 @@ func Held(ck *checkpoint.Checkpoint, drives *drive.Set, dir string) (int, error)
 }
 
 func sameDir(a, b string) bool {
+	if a == b {
+		return true
+	}
 	x, err := os.Stat(a)
 	if err != nil {
 		return false
@@ -303,20 +324,8 @@ func (c *catalogue) addPacked(drives *drive.Set, dir string, names []string) err
 	if err != nil {
 		return err
 	}
-	type table struct {
-		file         *drive.File
-		ids          []uint16
-		base, stride int64
-	}
-	tables := make([]table, c.layers())
-	h := &home{dir: dir, kind: "packed", find: func(layer, id int) (*drive.File, int64, error) {
-		t := &tables[layer-c.first]
-		i, ok := slices.BinarySearch(t.ids, uint16(id))
-		if !ok {
-			return nil, 0, nil
-		}
-		return t.file, t.base + int64(i)*t.stride, nil
-	}}
+	t := make(tables, c.layers())
+	h := t.home(c, dir)
 	for _, name := range names {
 		path := filepath.Join(dir, name)
 		p, err := openPacked(path, c, print)
@@ -330,15 +339,38 @@ func (c *catalogue) addPacked(drives *drive.Set, dir string, names []string) err
 		if err != nil {
 			return err
 		}
-		t := table{file: f, base: p.base, stride: p.stride}
-		for _, id := range p.ids {
-			t.ids = append(t.ids, uint16(id))
-		}
-		tables[p.layer-c.first] = t
-		h.held += len(t.ids)
+		h.held += t.enter(c, p, f)
 	}
 	c.homes = append(c.homes, h)
 	return nil
+}
+
+// tables say where packed files have their experts, by layer.
+type tables []struct {
+	file         *drive.File
+	ids          []uint16
+	base, stride int64
+}
+
+// enter adds a file and returns how many experts it holds.
+func (t tables) enter(c *catalogue, p *packed, f *drive.File) int {
+	e := &t[p.layer-c.first]
+	e.file, e.base, e.stride = f, p.base, p.stride
+	for _, id := range p.ids {
+		e.ids = append(e.ids, uint16(id))
+	}
+	return len(e.ids)
+}
+
+func (t tables) home(c *catalogue, dir string) *home {
+	return &home{dir: dir, kind: "packed", find: func(layer, id int) (*drive.File, int64, error) {
+		e := &t[layer-c.first]
+		i, ok := slices.BinarySearch(e.ids, uint16(id))
+		if !ok {
+			return nil, 0, nil
+		}
+		return e.file, e.base + int64(i)*e.stride, nil
+	}}
 }
 
 // looseDir is where a store of one file per expert lies below its root.

@@ -74,6 +74,26 @@ func (h *Heat) Hottest(n int) []int32 {
 	return order[:min(n, len(order))]
 }
 
+// All returns all experts, in the order of Hottest and then those that were not routed.
+func (h *Heat) All() []int32 { return h.rank() }
+
+// ObserveTrace counts the routes of a trace.
+func (h *Heat) ObserveTrace(r *TraceReader) error {
+	if r.Fingerprint != h.print || r.First != h.first || r.Experts != h.per || r.Layers != len(h.count)/h.per {
+		return errors.New("is of another model: record one with this model")
+	}
+	for {
+		routes, err := r.Next()
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) { // a run that was killed leaves what it had
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		h.Observe(routes.Layer, routes.IDs)
+	}
+}
+
 // rank orders all experts by heat. Among equals all layers' lower ids come first,
 // so that a cut treats layers alike.
 func (h *Heat) rank() []int32 {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"deltafin/engine/checkpoint"
 )
@@ -147,7 +148,12 @@ func openPacked(path string, c *catalogue, print [sha256.Size]byte) (*packed, er
 	if !info.Mode().IsRegular() {
 		return nil, errors.New("is not a regular file: remove it from the directory")
 	}
-	p, err := readPacked(f, info.Size())
+	return readPackedOf(f, info.Size(), c, print)
+}
+
+// readPackedOf reads the header of a file of size bytes and compares it with the model.
+func readPackedOf(r io.ReaderAt, size int64, c *catalogue, print [sha256.Size]byte) (*packed, error) {
+	p, err := readPacked(r, size)
 	if err != nil {
 		return nil, err
 	}
@@ -157,6 +163,27 @@ func openPacked(path string, c *catalogue, print [sha256.Size]byte) (*packed, er
 	return p, nil
 }
 
+const printedBytes = 64
+
+// printed is what a layer adds to a fingerprint.
+func printed(ck *checkpoint.Checkpoint, layer int) checkpoint.Extent {
+	p := ck.ExpertLayout().Parts[checkpoint.W2Packed]
+	x := ck.Expert(layer, layer%ck.Config().Experts)
+	x.Offset, x.Bytes = x.Offset+p.Offset, min(printedBytes, p.Bytes)
+	return x
+}
+
+// sum is the digest of an expert, or nil.
+func (p *packed) sum(id int) *[sha256.Size]byte {
+	if p == nil {
+		return nil
+	}
+	if i, ok := slices.BinarySearch(p.ids, int32(id)); ok {
+		return &p.digests[i]
+	}
+	return nil
+}
+
 // Fingerprint tells checkpoints apart whose experts differ: a SHA-256 of their
 // dimensions and of 64 bytes of weights from one expert of each layer, wherever
 // they lie. It reads some kilobytes.
@@ -164,11 +191,9 @@ func Fingerprint(ck *checkpoint.Checkpoint) ([sha256.Size]byte, error) {
 	c, l := ck.Config(), ck.ExpertLayout()
 	h := sha256.New()
 	fmt.Fprintf(h, "deltafin experts: %d %d %d %d %d %d %d\n", c.Layers, c.FirstDense, c.Experts, c.TopK, c.Latent, c.MoEInter, l.ExpertBytes)
-	b := make([]byte, 64)
+	b := make([]byte, printedBytes)
 	for layer := c.FirstDense; layer < c.Layers; layer++ {
-		x := ck.Expert(layer, layer%c.Experts)
-		x.Offset += l.Parts[checkpoint.W2Packed].Offset
-		x.Bytes = min(int64(len(b)), l.Parts[checkpoint.W2Packed].Bytes)
+		x := printed(ck, layer)
 		if err := ck.ReadExtent(x, b[:x.Bytes]); err != nil {
 			return [sha256.Size]byte{}, err
 		}

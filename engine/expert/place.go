@@ -14,6 +14,7 @@ import (
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/disk"
 	"deltafin/engine/drive"
+	"deltafin/engine/hub"
 )
 
 // PlaceTarget is a directory that may take copies.
@@ -169,6 +170,7 @@ type stage struct {
 	o           StageOptions
 	print       [sha256.Size]byte
 	buf         *drive.Buffer
+	plain       []byte // of a checkpoint that fills on demand
 	done, total int64
 }
 
@@ -346,7 +348,27 @@ func (st *stage) layer(ctx context.Context, layer int, ids []int32) (err error) 
 
 // read reads an expert from the checkpoint, and refuses one with impossible scales.
 func (st *stage) read(ctx context.Context, layer, id int) ([]byte, error) {
-	x := st.ck.Expert(layer, id)
+	b, err := st.fetch(ctx, st.ck.Expert(layer, id))
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range []int{checkpoint.W1Scale, checkpoint.W2Scale, checkpoint.W3Scale} {
+		q := st.cat.layout.Parts[part]
+		if bad := checkpoint.CheckScales(b[q.Offset:][:q.Bytes]); bad >= 0 {
+			return nil, st.ck.ScaleError(layer, id, part, bad)
+		}
+	}
+	return b, nil
+}
+
+// fetch reads an expert from its drive, or from wherever a checkpoint fills from.
+func (st *stage) fetch(ctx context.Context, x checkpoint.Extent) ([]byte, error) {
+	if st.ck.Filling() {
+		if st.plain == nil {
+			st.plain = make([]byte, x.Bytes)
+		}
+		return st.plain, st.ck.ReadExtent(x, st.plain)
+	}
 	f := st.sources[x.File]
 	if f == nil {
 		var err error
@@ -358,14 +380,7 @@ func (st *stage) read(ctx context.Context, layer, id int) ([]byte, error) {
 	if err := st.drives.Read(ctx, drive.Read{File: f, Offset: x.Offset, Bytes: x.Bytes, Into: st.buf}); err != nil {
 		return nil, err
 	}
-	b := st.buf.Bytes()
-	for _, part := range []int{checkpoint.W1Scale, checkpoint.W2Scale, checkpoint.W3Scale} {
-		q := st.cat.layout.Parts[part]
-		if bad := checkpoint.CheckScales(b[q.Offset:][:q.Bytes]); bad >= 0 {
-			return nil, st.ck.ScaleError(layer, id, part, bad)
-		}
-	}
-	return b, nil
+	return st.buf.Bytes(), nil
 }
 
 // verify reads a packed file from its drive, not from the page cache where that can
@@ -411,10 +426,14 @@ func (f PlaceFault) String() string {
 	return fmt.Sprintf("%s: %d experts are damaged, the first is %d: remove the file and stage again", f.File, len(f.IDs), f.IDs[0])
 }
 
-// PlaceVerify re-reads all packed files of dir and compares them with their digests.
+// PlaceVerify re-reads all packed files of dir, which may be the address of a web server,
+// and compares them with their digests.
 // It returns how many experts are sound, and what is not. progress, if not nil, gets
 // the files that are done of all.
 func PlaceVerify(ctx context.Context, ck *checkpoint.Checkpoint, dir string, progress func(done, total int)) (sound int, faults []PlaceFault, err error) {
+	if hub.IsSite(dir) {
+		return verifySite(ctx, ck, dir, progress)
+	}
 	st := stage{ck: ck, cat: newCatalogue(ck), dir: dir}
 	if st.print, err = Fingerprint(ck); err != nil {
 		return 0, nil, err

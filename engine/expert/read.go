@@ -2,11 +2,14 @@ package expert
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/drive"
@@ -44,6 +47,7 @@ type load struct {
 type part struct {
 	place
 	from, n int64
+	release func() // nil, or to be called when the read has ended
 }
 
 // homeState remembers what has failed. Such homes are asked only when no other is
@@ -52,6 +56,7 @@ type homeState struct {
 	mu      sync.Mutex
 	avoid   uint64
 	devices map[*drive.Device]bool
+	resting map[*drive.Device]*resting // remotes that failed at least once
 
 	reads  int64
 	served map[*drive.Device]int64 // the number of the last read that it got
@@ -60,6 +65,48 @@ type homeState struct {
 // A drive that once looked slow gets no reads, and would look slow for ever. One
 // read in so many goes to a drive that had none of them, to look again.
 const lookAgain = 1024
+
+// A remote that failed is asked again after a while, each time it fails a longer one.
+const (
+	restFirst = time.Minute
+	restSteps = 6 // doublings
+)
+
+type resting struct {
+	home  int
+	until time.Time
+	times int
+}
+
+// rest keeps reads from a remote for a while.
+func (h *homeState) rest(home int, d *drive.Device, now time.Time) {
+	if h.devices[d] {
+		return // several reads met one failure
+	}
+	if h.devices == nil {
+		h.devices = map[*drive.Device]bool{}
+	}
+	if h.resting == nil {
+		h.resting = map[*drive.Device]*resting{}
+	}
+	r := h.resting[d]
+	if r == nil {
+		r = &resting{home: home}
+		h.resting[d] = r
+	}
+	h.devices[d] = true
+	r.until = now.Add(restFirst << min(r.times, restSteps))
+	r.times++
+}
+
+func (h *homeState) forgive(now time.Time) {
+	for d, r := range h.resting {
+		if h.devices[d] && now.After(r.until) {
+			delete(h.devices, d)
+			h.avoid &^= 1 << r.home
+		}
+	}
+}
 
 // overdue returns the place whose drive had no read for a long time, or -1.
 func (h *homeState) overdue(ps []place) int {
@@ -102,6 +149,11 @@ func (s *Source) issue(l *load) {
 	if err != nil {
 		s.finish(l, err)
 		return
+	}
+	for i, p := range parts {
+		if hold := s.cat.homes[p.home].hold; hold != nil {
+			parts[i].file, parts[i].release = hold(l.layer, l.id)
+		}
 	}
 	l.parts, l.fails = parts, [2]error{}
 	l.open.Store(int32(len(parts)))
@@ -146,6 +198,7 @@ func (s *Source) choose(l *load, class drive.Class) ([]part, error) {
 	}
 	var ps []place
 	s.homes.mu.Lock()
+	s.homes.forgive(time.Now())
 	for _, avoided := range []bool{false, true} {
 		for _, p := range all {
 			if p.err == nil && (s.homes.avoid&(1<<p.home) != 0 || s.homes.devices[p.file.Device()]) == avoided {
@@ -168,7 +221,7 @@ func (s *Source) choose(l *load, class drive.Class) ([]part, error) {
 	}
 	whole := func(i int) []part {
 		s.homes.serve(ps[i])
-		return []part{{ps[i], 0, s.n}}
+		return []part{{place: ps[i], n: s.n}}
 	}
 	switch {
 	case len(ps) == 1 || !balanceHomes.On():
@@ -185,10 +238,10 @@ func (s *Source) choose(l *load, class drive.Class) ([]part, error) {
 		}
 	}
 	s.mu.Unlock()
-	if l.late && splitReads.On() && class == drive.Demand {
+	if l.late && splitReads.On() && class == drive.Demand && !slices.ContainsFunc(ps, func(p place) bool { return p.file.Device().Remote() }) {
 		if a, b, ok := split(class, s.n, cs); ok && s.takeTail(l) {
 			cut := s.cat.layout.Parts[checkpoint.W3Packed].Offset
-			return []part{{ps[a], 0, cut}, {ps[b], cut, s.n - cut}}, nil
+			return []part{{place: ps[a], n: cut}, {place: ps[b], from: cut, n: s.n - cut}}, nil
 		}
 	}
 	return whole(choose(class, s.n, cs)), nil
@@ -221,6 +274,11 @@ func (s *Source) takeTail(l *load) bool {
 
 // landing runs when all reads of a load have ended.
 func (s *Source) landing(l *load) {
+	for _, p := range l.parts {
+		if p.release != nil {
+			p.release()
+		}
+	}
 	for i, err := range l.fails[:len(l.parts)] {
 		if err == nil {
 			continue
@@ -246,8 +304,14 @@ func (s *Source) landing(l *load) {
 	s.finish(l, nil)
 }
 
-// check looks for scales that no weight may have.
+// check compares what arrived with its digest, where that is known, and looks for
+// scales that no weight may have.
 func (s *Source) check(l *load) (part, error) {
+	if p := l.parts[0]; s.cat.homes[p.home].sum != nil {
+		if want := s.cat.homes[p.home].sum(l.layer, l.id); want != nil && sha256.Sum256(l.slot.main.Bytes()) != *want {
+			return p, fmt.Errorf("%s: layer %d expert %d: arrives with a wrong digest: the copy is damaged, or the server is not to be trusted: stage it again", p.file.Path(), l.layer, l.id)
+		}
+	}
 	for i, scale := range [][]byte{l.slot.e.Gate.Scale, l.slot.e.Down.Scale, l.slot.e.Up.Scale} {
 		bad := checkpoint.CheckScales(scale)
 		if bad < 0 {
@@ -318,7 +382,9 @@ func (s *Source) giveUp(p place, err error, others bool) {
 	news := s.homes.avoid&(1<<p.home) == 0 && !s.homes.devices[d]
 	s.homes.avoid |= 1 << p.home
 	var e *drive.Error
-	if d != nil && errors.As(err, &e) && !errors.Is(err, drive.ErrTruncated) && !errors.Is(err, drive.ErrChanged) {
+	if d != nil && d.Remote() && errors.As(err, &e) {
+		s.homes.rest(p.home, d, time.Now())
+	} else if d != nil && errors.As(err, &e) && !errors.Is(err, drive.ErrTruncated) && !errors.Is(err, drive.ErrChanged) {
 		if s.homes.devices == nil {
 			s.homes.devices = map[*drive.Device]bool{}
 		}

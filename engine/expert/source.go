@@ -3,6 +3,7 @@
 // anybody knew that they would be needed.
 //
 //	catalogue.go  what lies where: the checkpoint, and copies in other directories
+//	remote.go     homes on the network: what a checkpoint fills with, and web servers
 //	packed.go     the format of copies that this package makes
 //	balance.go    which home a read goes to
 //	source.go     slots of memory, streams of experts, residency
@@ -23,6 +24,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,7 +40,7 @@ var keep = opt.New("resident-experts", "keep experts that were read in memory wh
 
 // Options of a [Source]. Zero values are sensible.
 type Options struct {
-	Dirs  []string // further homes of experts
+	Dirs  []string // further homes of experts: directories, or addresses of web servers that serve such
 	Slots int      // experts in memory at once besides the resident ones; 0: top-k and a few more; at least 2
 
 	// Resident bytes are for experts that stay in memory once read: those that the heat
@@ -131,7 +133,9 @@ type Source struct {
 	release func(*slot) // tests look at, and spoil, what is given back
 }
 
-// Open finds the homes of ck's experts. It reads headers and directories only; slots
+// Open finds the homes of ck's experts. Those of a directory that fills on demand are
+// read from the network as long as they are not here, and then from their file. It reads
+// headers and directories only; slots
 // are allocated when they are first needed. The drives stay the caller's and must
 // outlive the source, as must ck.
 func Open(ck *checkpoint.Checkpoint, drives *drive.Set, o Options) (*Source, error) {
@@ -140,10 +144,15 @@ func Open(ck *checkpoint.Checkpoint, drives *drive.Set, o Options) (*Source, err
 		return nil, err
 	}
 	o.resolve(ck.Config())
+	for _, h := range cat.homes {
+		if h.kind == shardsOverHTTP && strings.HasPrefix(h.dir, "http://") {
+			o.Warn(h.dir + ": serves shards without digests over plain HTTP: what comes from there is looked at for impossible scales only; serve packed copies ('deltafin place'), which have digests, or use it in a network that you trust")
+		}
+	}
 	s := &Source{
 		o: o, ck: ck, cat: cat, drives: drives, n: cat.layout.ExpertBytes,
 		resident: map[int32]*slot{}, unpinned: o.Resident,
-		tailsMost: spares(len(drives.Devices())),
+		tailsMost: spares(here(drives)),
 	}
 	s.landed.L = &s.mu
 	s.ahead.init(s)
@@ -173,6 +182,17 @@ func (s *Source) pin() {
 		s.pinned[x] = true
 		s.unpinned -= SlotBytes(s.ck)
 	}
+}
+
+// here is how many drives are of this machine.
+func here(drives *drive.Set) int {
+	n := 0
+	for _, d := range drives.Devices() {
+		if !d.Remote() {
+			n++
+		}
+	}
+	return n
 }
 
 // Close ends what is read ahead, frees all memory, and saves the heat. No stream may

@@ -214,6 +214,13 @@ func openDepot(ctx context.Context, o DepotOptions, install bool) (_ *Depot, err
 	if d.c, err = newClient(&d.o.Options); err != nil {
 		return nil, err
 	}
+	if o.Digest == nil && !o.TrustHTTP {
+		for _, s := range d.c.sources {
+			if !s.safe() {
+				return nil, s.unsafe()
+			}
+		}
+	}
 	if d.unlock, err = lockAll(&d.o.Options); err != nil {
 		d.unlock = func() {}
 		return nil, err
@@ -809,6 +816,12 @@ func (d *Depot) fetch(ctx context.Context, f *storeFile, x span, dst []byte) err
 	}
 }
 
+func (s *source) safe() bool { return strings.HasPrefix(s.origin, "https://") }
+
+func (s *source) unsafe() error {
+	return &refusal{source: s.String(), what: "is not https, and nobody knows the digest of a part of a file: use an https source, or say with --trust-http that this network is trusted", final: true}
+}
+
 // accept checks what arrived.
 func (d *Depot) accept(s *source, f *storeFile, x span, b []byte) error {
 	d.mu.Lock()
@@ -823,8 +836,8 @@ func (d *Depot) accept(s *source, f *storeFile, x span, b []byte) error {
 			return &refusal{source: s.String(), what: fmt.Sprintf("sends bytes %d to %d with a wrong digest: use another source", x.off, x.end), final: true}
 		}
 	}
-	if !known && !d.o.TrustHTTP && !strings.HasPrefix(s.origin, "https://") {
-		return &refusal{source: s.String(), what: "is not https, and nobody knows the digest of a part of a file: use an https source, or say that this network is trusted", final: true}
+	if !known && !d.o.TrustHTTP && !s.safe() {
+		return s.unsafe()
 	}
 	if check != nil {
 		if err := check(f.Name, x.off, b); err != nil {

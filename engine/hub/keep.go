@@ -40,6 +40,9 @@ func (df *depotFile) within(x span) []*unit {
 	return df.units[i:j]
 }
 
+// Keep is the bound of what came on demand, in bytes; 0 is none.
+func (d *Depot) Keep() int64 { return d.o.Keep }
+
 // Hold keeps a range that is in the store from being dropped until release is called,
 // and counts as a use of it. ok is false if it is not there.
 func (d *Depot) Hold(name string, off, n int64) (release func(), ok bool) {
