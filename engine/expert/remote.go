@@ -82,6 +82,9 @@ const (
 	siteHeader = 64 << 10
 )
 
+// siteOptions are the default but for tests.
+var siteOptions hub.SiteOptions
+
 // siteFile is a file of a web server as an io.ReaderAt.
 type siteFile struct {
 	ctx  context.Context
@@ -99,7 +102,7 @@ func (f siteFile) ReadAt(p []byte, off int64) (int, error) {
 // addSite adds the homes that a web server has below an address: copies of shards, and
 // packed files. It cannot be asked for a list, so it is asked for each name.
 func (c *catalogue) addSite(drives *drive.Set, base string) error {
-	site, err := hub.OpenSite(base, hub.SiteOptions{})
+	site, err := hub.OpenSite(base, siteOptions)
 	if err != nil {
 		return err
 	}

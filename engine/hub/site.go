@@ -74,7 +74,7 @@ func OpenSite(base string, o SiteOptions) (*Site, error) {
 }
 
 // Name is the address.
-func (s *Site) Name() string { return strings.TrimSuffix(s.s.String(), "/"+placeholder) }
+func (s *Site) Name() string { return s.s.String() }
 
 // Close closes the connections.
 func (s *Site) Close() { s.c.close() }
@@ -149,7 +149,7 @@ func (s *Site) patiently(ctx context.Context, f func() (moved bool, err error)) 
 		if short && moved {
 			continue
 		}
-		if tries++; tries > s.retries {
+		if tries++; tries > s.retries || refused && r.silent {
 			return fmt.Errorf("%w: %d attempts", err, tries)
 		}
 		wait := s.backoff << (tries - 1)

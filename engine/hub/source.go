@@ -55,7 +55,7 @@ func newSource(base string) (*source, error) {
 func (s *source) plain() bool { return strings.Contains(s.base, placeholder) }
 
 // String names the source in messages.
-func (s *source) String() string { return redact(s.base) }
+func (s *source) String() string { return strings.TrimSuffix(redact(s.base), "/"+placeholder) }
 
 // redact drops what may be secret from an address: a password, or the signature of
 // a link to a content server.
@@ -92,6 +92,7 @@ type refusal struct {
 	wait   time.Duration // the server asks to wait that long
 	final  bool          // asking this source again is pointless
 	code   int           // the status, if it was one
+	silent bool          // for as long as anybody waits
 	err    error
 }
 
@@ -400,7 +401,7 @@ func (c *client) broke(ctx context.Context, s *source, at int64, err error) erro
 	r := &refusal{source: s.String(), what: fmt.Sprintf("the connection broke off at byte %d", at), err: err}
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, errStalled):
-		r.what, r.err = fmt.Sprintf("no bytes for %v, at byte %d", c.stall, at), nil
+		r.what, r.err, r.silent = fmt.Sprintf("no bytes for %v, at byte %d", c.stall, at), nil, true
 	case cause != nil:
 		return cause
 	case errors.Is(err, io.EOF):
