@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"deltafin/engine/checkpoint"
 	"deltafin/engine/disk"
 	"deltafin/engine/drive"
 	"deltafin/engine/expert"
