@@ -178,6 +178,7 @@ func TestImpossibleParametersAreRefusedByName(t *testing.T) {
 		{func(p *Params) { *p = Params{} }, "Hidden is 0: it must be at least 1"},
 		{func(p *Params) { p.Rope = -1 }, "Rope is -1"},
 		{func(p *Params) { p.Layers = 1 << 30 }, "Layers is 1073741824: at most 512"},
+		{func(p *Params) { p.Layers, p.Experts = 512, 896 }, "Layers and Experts make 457856 experts: at most 262144"},
 		{func(p *Params) { p.Vocab = 255 }, "Vocab is 255"},
 		{func(p *Params) { p.TopK = 5 }, "TopK is 5 of 4 Experts"},
 		{func(p *Params) { p.MoEInter = 33 }, "MoEInter is 33"},

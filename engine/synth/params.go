@@ -140,9 +140,9 @@ func (p Params) resolve() (Params, error) {
 			return p, fmt.Errorf("parameter %s is %d: it must be at least 1", f.name, f.n)
 		}
 	}
-	// The checkpoint reader allows no more; without the bound a mistyped number
-	// would be a very long list of layers before it is refused.
-	const layerLimit = 512
+	// The checkpoint reader allows no more layers, and no larger index; without the bounds a
+	// mistyped number would be a very long list before it is refused. K3 has 82432 experts.
+	const layerLimit, expertLimit = 512, 1 << 18
 	switch {
 	case p.Layers > layerLimit:
 		return p, fmt.Errorf("parameter Layers is %d: at most %d are possible", p.Layers, layerLimit)
@@ -171,6 +171,9 @@ func (p Params) resolve() (Params, error) {
 	}
 	if _, err := checkpoint.ParseConfig(p.config()); err != nil {
 		return p, fmt.Errorf("the parameters make a config that is not valid: %w", err)
+	}
+	if n := p.Experts * (p.Layers - p.FirstDense); n > expertLimit {
+		return p, fmt.Errorf("parameters Layers and Experts make %d experts: at most %d are possible", n, expertLimit)
 	}
 	return p, nil
 }
