@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/draft/weights"
 	"deltafin/engine/drive"
 	"deltafin/engine/kernel"
 )
@@ -30,7 +33,7 @@ type model struct {
 	layers  []layer
 	freq    []float64 // [head_dim/2] angle per position
 	room    int       // positions of the cache
-	buffers []*drive.Buffer
+	weights *weights.Set
 
 	// The text in the cache, and for a position whose logits were once computed the token
 	// after it that they prefer; P is 0 for the others.
@@ -65,128 +68,41 @@ const lastRows = 16
 func load(ctx context.Context, t *checkpoint.Text, drives *drive.Set, pool *kernel.Pool, room int) (*model, error) {
 	c := t.Config
 	m := &model{c: c, pool: pool, room: room, work: map[string][]float32{}}
-	r := reader{ctx: ctx, text: t, drives: drives, m: m, files: make([]*drive.File, len(t.Paths))}
-	m.embed, m.norm = r.matrix(checkpoint.TextEmbed), r.vector(checkpoint.TextNorm)
-	m.head = m.embed
-	if !c.Tied {
-		m.head = r.matrix(checkpoint.TextHead)
+	w, err := weights.Read(ctx, drives, t.Paths, slices.Collect(maps.Values(t.Tensor)))
+	if err != nil {
+		return nil, err
 	}
+	m.weights, m.embed, m.head, m.norm = w, w.Matrix[checkpoint.TextEmbed], w.Matrix[checkpoint.TextHead], w.Vector[checkpoint.TextNorm]
+	if c.Tied {
+		m.head = m.embed
+	}
+	cache := func() []byte { return kernel.Bytes(2 * room * c.KVHeads * c.HeadDim) }
 	for l := range c.Layers {
-		at := fmt.Sprintf("model.layers.%d.", l)
-		attn, mlp := at+"self_attn.", at+"mlp."
+		at := func(name string) string { return fmt.Sprintf("model.layers.%d.%s.weight", l, name) }
 		m.layers = append(m.layers, layer{
-			inputNorm: r.vector(at + "input_layernorm.weight"), postNorm: r.vector(at + "post_attention_layernorm.weight"),
-			q: r.matrix(attn + "q_proj.weight"), k: r.matrix(attn + "k_proj.weight"), v: r.matrix(attn + "v_proj.weight"), o: r.matrix(attn + "o_proj.weight"),
-			qNorm: r.vector(attn + "q_norm.weight"), kNorm: r.vector(attn + "k_norm.weight"),
-			gate: r.matrix(mlp + "gate_proj.weight"), up: r.matrix(mlp + "up_proj.weight"), down: r.matrix(mlp + "down_proj.weight"),
-			keys: kernel.Bytes(room * c.KVHeads * c.HeadDim * 2), values: kernel.Bytes(room * c.KVHeads * c.HeadDim * 2),
+			inputNorm: w.Vector[at("input_layernorm")], postNorm: w.Vector[at("post_attention_layernorm")],
+			q: w.Matrix[at("self_attn.q_proj")], k: w.Matrix[at("self_attn.k_proj")], v: w.Matrix[at("self_attn.v_proj")], o: w.Matrix[at("self_attn.o_proj")],
+			qNorm: w.Vector[at("self_attn.q_norm")], kNorm: w.Vector[at("self_attn.k_norm")],
+			gate: w.Matrix[at("mlp.gate_proj")], up: w.Matrix[at("mlp.up_proj")], down: w.Matrix[at("mlp.down_proj")],
+			keys: cache(), values: cache(),
 		})
 	}
 	for i := range c.HeadDim / 2 {
 		m.freq = append(m.freq, math.Pow(float64(c.Theta), -2*float64(i)/float64(c.HeadDim)))
-	}
-	if r.err != nil {
-		m.free()
-		return nil, r.err
 	}
 	return m, nil
 }
 
 // modelBytes is the memory of a loaded model: weights, cache and scratch.
 func modelBytes(t *checkpoint.Text, room int) int64 {
-	const page = 4096
 	c := t.Config
 	var n int64
 	for _, x := range t.Tensor {
-		if len(x.Shape) == 1 {
-			n += 2 * x.Bytes
-		} else {
-			n += x.Bytes + 2*page // what a buffer has at most beyond its bytes
-		}
+		n += weights.Bytes(x)
 	}
 	n += 2 * 2 * int64(c.Layers) * int64(room) * int64(c.KVHeads*c.HeadDim)
 	heads := 3*c.Heads*c.HeadDim + 2*c.KVHeads*c.HeadDim + c.Heads*kernel.Pad(room)
-	return n + 4*(passRows*int64(3*c.Hidden+2*c.Intermediate+heads)+lastRows*int64(c.Vocab))
-}
-
-func (m *model) free() {
-	for _, b := range m.buffers {
-		b.Free()
-	}
-	m.buffers = nil
-}
-
-// reader fetches tensors until the first error.
-type reader struct {
-	ctx    context.Context
-	text   *checkpoint.Text
-	drives *drive.Set
-	files  []*drive.File
-	m      *model
-	err    error
-}
-
-func (r *reader) tensor(name string) (*drive.Buffer, checkpoint.Tensor) {
-	t := r.text.Tensor[name]
-	if r.err != nil {
-		return nil, t
-	}
-	b, err := r.read(t)
-	if err != nil {
-		r.err = fmt.Errorf("%s: tensor %s: %w", r.text.Paths[t.File], name, err)
-	}
-	return b, t
-}
-
-func (r *reader) read(t checkpoint.Tensor) (_ *drive.Buffer, err error) {
-	if r.files[t.File] == nil {
-		if r.files[t.File], err = r.drives.Open(r.text.Paths[t.File]); err != nil {
-			return nil, err
-		}
-	}
-	b, err := drive.NewBuffer(t.Bytes)
-	if err != nil {
-		return nil, err
-	}
-	if err = r.drives.Read(r.ctx, drive.Read{File: r.files[t.File], Offset: t.Offset, Bytes: t.Bytes, Into: b}); err == nil {
-		for i, x := 0, b.Bytes(); i < len(x); i += 2 {
-			if x[i+1]&0x7f == 0x7f && x[i]&0x80 != 0 { // the exponent is all ones
-				err = fmt.Errorf("weight %d is not a finite number: the file is damaged, fetch it again", i/2)
-				break
-			}
-		}
-	}
-	if err != nil {
-		b.Free()
-		return nil, err
-	}
-	return b, nil
-}
-
-func (r *reader) matrix(name string) *kernel.Matrix {
-	b, t := r.tensor(name)
-	if b == nil {
-		return nil
-	}
-	r.m.buffers = append(r.m.buffers, b)
-	x, err := kernel.NewMatrix(kernel.BF16, t.Shape[0], t.Shape[1], b.Bytes(), nil)
-	if err != nil {
-		r.err = err
-	}
-	return x
-}
-
-func (r *reader) vector(name string) []float32 {
-	b, _ := r.tensor(name)
-	if b == nil {
-		return nil
-	}
-	defer b.Free()
-	v := kernel.Floats(len(b.Bytes()) / 2)
-	for i := range v {
-		v[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(b.Bytes()[2*i:])) << 16)
-	}
-	return v
+	return n + 4*(passRows*int64(3*c.Hidden+2*c.Intermediate+heads)+(lastRows+1)*int64(c.Vocab))
 }
 
 // follow makes ids the beginning of the text in the cache and returns the preferred token
@@ -227,7 +143,7 @@ func (m *model) rows(ctx context.Context, ids []int32, first int) (kernel.Mat, e
 			if !kernel.Finite(logits.Row(r)) {
 				return kernel.Mat{}, fmt.Errorf("the logits of position %d are not finite: the weights are damaged, fetch them again", first+r)
 			}
-			m.best[first+r] = prefer(logits.Row(r), nil)
+			m.best[first+r] = m.prefer(logits.Row(r), nil)
 		}
 		return logits, nil
 	}
@@ -245,24 +161,19 @@ func common(a, b []int32) int {
 
 // prefer is the greatest of the logits among the tokens in among (nil for all), and its
 // probability if it is one of them.
-func prefer(logits []float32, among []int32) choice {
-	var row []float32
-	best := 0
+func (m *model) prefer(logits []float32, among []int32) choice {
+	odds := m.mat("odds", 1, len(logits)).Row(0)
 	if among == nil {
-		row = append(row, logits...)
-		best = kernel.ArgMax(row)
+		copy(odds, logits)
 	} else {
-		for _, id := range among {
-			row = append(row, logits[id])
+		odds = odds[:len(among)]
+		for i, id := range among {
+			odds[i] = logits[id]
 		}
-		best = kernel.ArgMax(row)
 	}
-	top := row[best]
-	for i := range row {
-		row[i] -= top
-	}
-	kernel.Exp(row, row)
-	c := choice{int32(best), 1 / kernel.Sum(row)}
+	best := kernel.ArgMax(odds)
+	softmax(odds, 1)
+	c := choice{int32(best), odds[best]}
 	if among != nil {
 		c.id = among[best]
 	}

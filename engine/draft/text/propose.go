@@ -181,7 +181,7 @@ func (a *answer) begin(ctx context.Context, d *dialogue) (choice, error) {
 	}
 	rest := v.join(last)
 	for i, id := range last {
-		if c := prefer(logits.Row(i), append(v.beginning(rest), id)); c.id != id {
+		if c := m.prefer(logits.Row(i), append(v.beginning(rest), id)); c.id != id {
 			a.ids = a.ids[:len(ids)+i]
 			a.take(c, v.tokens[c.id][len(rest):])
 			return m.follow(ctx, a.ids[a.from:])

@@ -105,7 +105,7 @@ func (p *proposer) Start() draft.Sequence { return sequence{p} }
 // Close frees the weights.
 func (p *proposer) Close() error {
 	if p.model != nil {
-		p.model.free()
+		p.model.weights.Free()
 		p.model = nil
 	}
 	if p.own {
