@@ -240,6 +240,27 @@ func (c *catalogue) addShards(dir, kind string, files []*drive.File) {
 	c.homes = append(c.homes, h)
 }
 
+// openRegular opens a file for reading. It refuses anything else before it is opened, such as
+// a pipe, on which that would wait for ever.
+func openRegular(path string) (*os.File, os.FileInfo, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, nil, reason(err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, errors.New("is not a regular file: remove it from the directory")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, nil, reason(err)
+	}
+	if info, err = f.Stat(); err != nil {
+		f.Close()
+		return nil, nil, reason(err)
+	}
+	return f, info, nil
+}
+
 // sameShard demands that the file at path can be a copy of shard i: as long, with
 // the same header, and written wherever the shard has anything but zeros. It does
 // not compare contents.
@@ -249,18 +270,11 @@ func (c *catalogue) sameShard(path string, i int) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.Open(path)
+	f, now, err := openRegular(path)
 	if err != nil {
-		return reason(err)
+		return err
 	}
 	defer f.Close()
-	now, err := f.Stat()
-	if err != nil {
-		return reason(err)
-	}
-	if !now.Mode().IsRegular() {
-		return errors.New("is not a regular file: remove it from the directory")
-	}
 	if now.Size() != info.Size() {
 		return fmt.Errorf("has %d bytes, the checkpoint's has %d: copy it again", now.Size(), info.Size())
 	}

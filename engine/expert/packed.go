@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 
 	"deltafin/engine/checkpoint"
@@ -136,18 +135,11 @@ func readPacked(r io.ReaderAt, size int64) (*packed, error) {
 
 // openPacked reads the header of the file at path and compares it with the model.
 func openPacked(path string, c *catalogue, print [sha256.Size]byte) (*packed, error) {
-	f, err := os.Open(path)
+	f, info, err := openRegular(path)
 	if err != nil {
-		return nil, reason(err)
+		return nil, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, reason(err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, errors.New("is not a regular file: remove it from the directory")
-	}
 	return readPackedOf(f, info.Size(), c, print)
 }
 

@@ -140,8 +140,6 @@ var failpoint = func(step string) error { return nil }
 
 const stageSuffix = ".partial"
 
-var errBusy = errors.New("another process is staging into it: let it finish, or end it")
-
 // PlaceStage copies experts of ck as p says, one file per layer, and removes packed
 // files of other layers, which an earlier plan left. A file gets its name when all of
 // it has been written to the drive, read back and compared, so that at any moment the
@@ -187,7 +185,7 @@ func (st *stage) run(ctx context.Context, p PlacedDir) (err error) {
 	if sameDir(st.dir, st.ck.Dir()) {
 		return errors.New("is the checkpoint itself: name a directory on another drive")
 	}
-	lock, err := lockDir(st.dir)
+	lock, err := disk.LockDir(st.dir)
 	if err != nil {
 		return reason(err)
 	}
@@ -215,7 +213,7 @@ func (st *stage) run(ctx context.Context, p PlacedDir) (err error) {
 		todo = append(todo, l)
 		need += n
 	}
-	free, err := freeSpace(st.dir)
+	free, err := disk.Free(st.dir)
 	if err != nil {
 		return fmt.Errorf("asking for free space: %w", reason(err))
 	}
@@ -262,7 +260,7 @@ func (st *stage) clean(p PlacedDir) error {
 		removed = true
 	}
 	if removed {
-		return syncDir(st.dir)
+		return disk.SyncDir(st.dir)
 	}
 	return nil
 }
@@ -343,7 +341,7 @@ func (st *stage) layer(ctx context.Context, layer int, ids []int32) (err error) 
 	if err := failpoint("syncdir"); err != nil {
 		return nil // the file is sound already; what is not sure is that its name lasts
 	}
-	return syncDir(st.dir)
+	return disk.SyncDir(st.dir)
 }
 
 // read reads an expert from the checkpoint, and refuses one with impossible scales.

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/disk"
 	"deltafin/engine/drive"
 	"deltafin/golden"
 )
@@ -260,11 +261,11 @@ func TestStageAsksForSpaceFirst(t *testing.T) {
 	if err := stageOnce(t.Context(), w.ck, only(w.ck, w.ck.Dir(), killPlan), StageOptions{Reserve: -1}); err == nil || !strings.Contains(err.Error(), "another drive") {
 		t.Errorf("staged into the checkpoint: %v", err)
 	}
-	if lock, err := lockDir(dir); err != nil {
+	if lock, err := disk.LockDir(dir); err != nil {
 		t.Fatal(err)
 	} else {
 		err := stageOnce(t.Context(), w.ck, only(w.ck, dir, killPlan), StageOptions{Reserve: -1})
-		if !errors.Is(err, errBusy) && runtime.GOOS != "windows" {
+		if !errors.Is(err, disk.ErrBusy) && runtime.GOOS != "windows" {
 			t.Errorf("staged beside another: %v", err)
 		}
 		lock.Close()
