@@ -27,7 +27,7 @@ type dialogue struct {
 	state
 	inTag, opening bool
 	tag            []byte
-	// Where the channel that was open last was closed, or -1.
+	// Where the channel that was open last was closed, as long as only tags follow; else -1.
 	closedAt int
 	closed   channel
 
@@ -121,7 +121,7 @@ func (d *dialogue) read(tokens []int, from int) error {
 					d.mark(from + i)
 				}
 			}
-			d.pending = append(d.pending, t...)
+			d.pending, d.closedAt = append(d.pending, t...), -1
 		case id == d.f.open || id == d.f.shut:
 			d.inTag, d.opening, d.tag = true, id == d.f.open, d.tag[:0]
 			if id == d.f.shut && (d.channel == think || d.channel == response) {
@@ -141,7 +141,7 @@ func (d *dialogue) read(tokens []int, from int) error {
 		case id == d.f.endMsg:
 			d.control(d.f.imEnd)
 			d.write("\n")
-			d.inTag, d.state = false, state{}
+			d.inTag, d.closedAt, d.state = false, -1, state{}
 			d.mark(from + i + 1)
 		default: // has no counterpart
 			d.flush()

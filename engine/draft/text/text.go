@@ -91,9 +91,11 @@ func Open(dir string, target draft.Target, tokens Tokens, o Options) (draft.Prop
 // Name is "text".
 func (p *proposer) Name() string { return "text" }
 
-// Bytes is the weights, the cache of a full window and scratch. A sequence takes nothing.
-func (p *proposer) Bytes(int) (loaded, sequence int64) {
-	return modelBytes(p.text, p.room()), 0
+// Bytes is the weights, the cache of a full window, scratch, and the text that was read last. A
+// sequence takes nothing.
+func (p *proposer) Bytes(context int) (loaded, sequence int64) {
+	const read = 8 + 4*4 // a token of K3 and the tokens of its text
+	return modelBytes(p.text, p.room()) + read*int64(max(context, 0)), 0
 }
 
 // room is the positions of the cache.

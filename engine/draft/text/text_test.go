@@ -146,8 +146,7 @@ func TestProposalsAreTheOracles(t *testing.T) {
 }
 
 func TestGuessesDoNotDependOnWhatWasAskedBefore(t *testing.T) {
-	used := open(t, modelDir, Options{})
-	s := used.Start()
+	s, fresh := open(t, modelDir, Options{}).Start(), open(t, modelDir, Options{})
 	var asked [][]int
 	for _, name := range goldens {
 		o := readOracle(t, name)
@@ -158,11 +157,13 @@ func TestGuessesDoNotDependOnWhatWasAskedBefore(t *testing.T) {
 	}
 	asked = append(asked, asked[2], asked[2][:len(asked[2])-3], asked[0])
 	for i, tokens := range asked {
-		fresh := open(t, modelDir, Options{})
+		fresh.tokens, fresh.dialogue = nil, dialogue{f: fresh.formats, closedAt: -1}
+		if fresh.model != nil {
+			fresh.model.ids, fresh.model.best = nil, nil
+		}
 		if got, want := propose(t, s.Fork(), tokens, 6), propose(t, fresh.Start(), tokens, 6); !slices.Equal(got, want) {
 			t.Errorf("question %d: %v, a fresh proposer says %v", i, got, want)
 		}
-		fresh.Close()
 	}
 }
 
@@ -210,8 +211,8 @@ func TestAFullWindowGoesOnWithItsLastHalf(t *testing.T) {
 	if want := k3Tokens(t).Encode(" Paris"); len(g) == 0 || g[0].ID != want[0] {
 		t.Errorf("guesses %v, expected %v first", g, want)
 	}
-	for _, c := range []struct{ n, want int }{{1, 0}, {64, 0}, {65, 32}, {96, 32}, {97, 64}, {1000, 960 - 0}} {
-		if got := p.windowStart(c.n); got != c.want && c.n < 1000 || c.n-got > 64 || c.n-got <= 32 && c.n > 64 {
+	for _, c := range []struct{ n, want int }{{1, 0}, {64, 0}, {65, 32}, {96, 32}, {97, 64}, {1000, 960}} {
+		if got := p.windowStart(c.n); got != c.want {
 			t.Errorf("of %d tokens the window begins with %d", c.n, got)
 		}
 	}
@@ -226,7 +227,7 @@ func TestEveryGuessContinuesTheTextWithTokensOfK3(t *testing.T) {
 	asked, guessed := 0, 0
 	for _, c := range cases {
 		all := slices.Concat(c.PromptIDs, c.Greedy)
-		for n := 1; n <= len(all); n += 3 {
+		for n := 1; n <= len(all); n += 5 {
 			g := propose(t, s, all[:n], 5)
 			asked++
 			if len(g) > 5 {
@@ -304,7 +305,7 @@ func TestTheEndOfAChannelIsGuessedFromEachOfItsTokens(t *testing.T) {
 func TestCancellingEndsAProposal(t *testing.T) {
 	p := open(t, modelDir, Options{})
 	s := p.Start()
-	tokens := k3Tokens(t).Encode(strings.Repeat("A cow eats grass. ", 300))
+	tokens := k3Tokens(t).Encode(strings.Repeat("A cow eats grass. ", 90))
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := s.Propose(ctx, tokens, 4); !errors.Is(err, context.Canceled) {
@@ -316,10 +317,10 @@ func TestCancellingEndsAProposal(t *testing.T) {
 	}
 	// In the middle of a prompt: the cache holds what was computed, and that is right.
 	p.model.ids, p.model.best = nil, nil
-	if _, err := s.Propose(&expiring{Context: context.Background(), left: 5}, tokens, 4); !errors.Is(err, context.Canceled) {
+	if _, err := s.Propose(&expiring{Context: context.Background(), left: 3}, tokens, 4); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v", err)
 	}
-	if n := len(p.model.ids); n == 0 || n >= 1000 {
+	if n := len(p.model.ids); n == 0 || n >= len(tokens)/2 {
 		t.Errorf("%d tokens were computed before a cancelled prompt ended", n)
 	}
 	if got := propose(t, s, tokens, 4); !slices.Equal(got, want) {
@@ -448,7 +449,7 @@ func TestShardsAndALeftOverHeadAreTheSameModel(t *testing.T) {
 func TestMemoryIsAsBytesSays(t *testing.T) {
 	before := drive.Allocated()
 	p := open(t, modelDir, Options{Window: 1024})
-	loaded, sequence := p.Bytes(1 << 20)
+	loaded, sequence := p.Bytes(4096)
 	if drive.Allocated() != before {
 		t.Error("Open read weights")
 	}
