@@ -89,9 +89,6 @@ func (s *sequence) Watch(layer, first int, stream kernel.Mat) {
 	if i == 0 {
 		s.begin(first, stream.Rows)
 	}
-	if i != s.layers {
-		return // not the pass that was begun
-	}
 	s.layers++
 	n := len(s.positions) - s.pass
 	s.p.target.Pool.RunCost(n, stream.Cols, func(_ *kernel.Scratch, r int) {

@@ -207,6 +207,7 @@ func TestGoldenBlocks(t *testing.T) {
 				x := begin(t, e, p, run.Prompt, way.rows, 0)
 				worst := 0.0
 				for i, b := range run.Blocks {
+					late := x.fork()
 					if way.fork { // what happens to a fork, or to what it was made from, is nobody else's business
 						astray, on := x, x.fork()
 						if i%2 == 0 {
@@ -236,7 +237,11 @@ func TestGoldenBlocks(t *testing.T) {
 							}
 						}
 					}
-					if accepted := x.verify(b.Proposal); accepted != b.Accepted {
+					accepted := x.verify(b.Proposal)
+					if way.fork && !slices.Equal(ids(late.propose(dspark.Rows)), b.Proposal) {
+						t.Fatalf("block %d: a fork does not propose what its original did then", i)
+					}
+					if accepted != b.Accepted {
 						t.Fatalf("block %d: %d tokens accepted, golden %d", i, accepted, b.Accepted)
 					}
 				}

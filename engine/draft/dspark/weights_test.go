@@ -29,6 +29,25 @@ func copyDraft(t *testing.T) string {
 	return dir
 }
 
+// patch returns what sets one weight of the draft in dir.
+func patch(tensor string, index int64, bits uint16) func(t *testing.T, dir string) {
+	return func(t *testing.T, dir string) {
+		t.Helper()
+		d, err := checkpoint.OpenDraft(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.WriteAt(binary.LittleEndian.AppendUint16(nil, bits), d.Tensor[tensor].Offset+2*index); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func wantLine(t *testing.T, err error, want ...string) {
 	t.Helper()
 	if err == nil || strings.Contains(err.Error(), "\n") {
@@ -62,22 +81,6 @@ func TestADraftOfAnotherModelIsRefused(t *testing.T) {
 func TestWeightsThatCannotBeReadAreOneLine(t *testing.T) {
 	e := openEngine(t)
 	prompt := goldenRuns(t)[0].Prompt
-	patch := func(tensor string, index int64, bits uint16) func(*testing.T, string) {
-		return func(t *testing.T, dir string) {
-			d, err := checkpoint.OpenDraft(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			if _, err := f.WriteAt(binary.LittleEndian.AppendUint16(nil, bits), d.Tensor[tensor].Offset+2*index); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
 	for _, c := range []struct {
 		name   string
 		before bool // the damage is done before Open, which cannot see it
@@ -120,6 +123,25 @@ func TestWeightsThatCannotBeReadAreOneLine(t *testing.T) {
 				t.Errorf("%d bytes are left behind", now-before)
 			}
 		})
+	}
+}
+
+// TestNoEstimateIsCertain gives the confidence head a bias without measure.
+func TestNoEstimateIsCertain(t *testing.T) {
+	e := openEngine(t)
+	for _, bits := range []uint16{0x4f80, 0xcf80} { // 2^32 and -2^32
+		dir := copyDraft(t)
+		patch("confidence_head.proj.bias", 0, bits)(t, dir)
+		p, err := dspark.Open(dir, target(e), dspark.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range begin(t, e, p, goldenRuns(t)[0].Prompt, 100, 0).propose(7) {
+			if !(g.P > 0 && g.P < 1) {
+				t.Errorf("token %d with P = %g", g.ID, g.P)
+			}
+		}
+		p.Close()
 	}
 }
 
