@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"deltafin/engine/draft"
+	"deltafin/engine/draft/dspark"
 	"deltafin/engine/k3"
 	"deltafin/engine/kernel"
 )
@@ -33,7 +34,7 @@ func (e *Engine) openProposer(name string) (draft.Proposer, error) {
 	case "ngram":
 		return draft.NGram{}, nil
 	default:
-		return nil, fmt.Errorf("not a draft model: give ngram, or the directory of one")
+		return dspark.Open(name, e.target(), dspark.Options{})
 	}
 }
 

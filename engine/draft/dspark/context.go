@@ -23,8 +23,10 @@ type sequence struct {
 
 	positions []int    // of the pending rows, ascending
 	pending   []uint16 // [positions][watched layers * hidden]
-	pass      int      // pending rows that the latest pass began with
+	decided   int      // positions below are part of the sequence
+	pass      int      // pending rows that were there before the latest pass
 	layers    int      // watched layers that the latest pass has shown
+	failed    bool     // nothing will be proposed any more
 }
 
 // cache is what one draft layer keeps: a ring of the window's positions, and behind
@@ -80,10 +82,11 @@ func (p *proposer) pendingBytes(rows int) int64 {
 // width is the values of a pending row.
 func (p *proposer) width() int { return len(p.c.TargetLayers) * p.c.Hidden }
 
-// Watch keeps the stream of the last rows of the pass, as far as the window goes.
+// Watch keeps the stream of the last rows of the pass, as far as the window goes. A pass may be cut
+// off after any layer and go on later.
 func (s *sequence) Watch(layer, first int, stream kernel.Mat) {
 	i := slices.Index(s.p.c.TargetLayers, layer)
-	if i < 0 {
+	if i < 0 || s.failed {
 		return
 	}
 	if i == 0 {
@@ -119,45 +122,53 @@ func (s *sequence) forget(end int) {
 	s.truncate(n)
 }
 
+// truncate leaves the first n pending rows.
 func (s *sequence) truncate(n int) {
 	s.positions, s.pending = s.positions[:n], s.pending[:n*s.p.width()]
+	s.pass = min(s.pass, n)
 }
 
 // consume drops the first n pending rows.
 func (s *sequence) consume(n int) {
 	copy(s.positions, s.positions[n:])
 	copy(s.pending, s.pending[n*s.p.width():])
+	s.pass = max(s.pass-n, 0)
 	s.truncate(len(s.positions) - n)
 }
 
-// Kept forgets what was watched of the positions from end on, and all of a pass that did
-// not reach the last watched layer.
+// Kept notes what is decided, which may be a pass's rows bit by bit, and forgets a pass that
+// did not reach the last watched layer. Rows behind end wait: the next pass takes the place of those
+// that were not kept.
 func (s *sequence) Kept(end int) {
 	if s.layers < len(s.p.c.TargetLayers) {
 		s.truncate(s.pass)
 	}
-	s.forget(end)
-	s.pass = len(s.positions)
+	s.decided = end
 }
 
-// project moves the pending rows into the caches.
+// undone is how many decided rows are pending.
+func (s *sequence) undone() int {
+	n, _ := slices.BinarySearch(s.positions, s.decided)
+	return n
+}
+
+// project moves the decided pending rows into the caches.
 func (s *sequence) project(ctx context.Context) (err error) {
 	p, w, b := s.p, s.p.w, &s.p.work
-	s.consume(max(len(s.positions)-p.window, 0))
-	done := 0
+	s.consume(max(s.undone()-p.window, 0))
+	done, all := 0, s.undone()
 	defer func() {
 		s.consume(done)
-		s.pass = len(s.positions)
 		if cap(s.pending) > 2*trial*p.width() && len(s.positions) == 0 {
 			s.positions, s.pending = nil, nil
 		}
 	}()
 	jobs := make([]kernel.Job, len(w.layers))
-	for ; done < len(s.positions); done += min(tile, len(s.positions)-done) {
+	for done < all {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n := min(tile, len(s.positions)-done)
+		n := min(tile, all-done)
 		x, y := b.streams.Slice(0, n), b.context.Slice(0, n)
 		p.target.Pool.RunCost(n, x.Cols, func(_ *kernel.Scratch, r int) {
 			for j, v := range s.pending[(done+r)*p.width():][:x.Cols] {
@@ -184,6 +195,7 @@ func (s *sequence) project(ctx context.Context) (err error) {
 			}
 		})
 		s.watched += n
+		done += n
 	}
 	return nil
 }

@@ -79,7 +79,8 @@ func Open(dir string, target draft.Target, o Options) (draft.Proposer, error) {
 		p.window = DefaultWindow
 	}
 	if p.drives == nil {
-		p.drives, p.own = drive.NewSet(drive.Options{}), true
+		// Once read, it does not matter how.
+		p.drives, p.own = drive.NewSet(drive.Options{Warn: func(string) {}}), true
 	}
 	if p.file, err = p.drives.Open(d.Path); err != nil {
 		_ = p.Close()

@@ -299,3 +299,28 @@ func BenchmarkDecode(b *testing.B) {
 		})
 	}
 }
+
+// TestTheEngineGuessesWithADraft lets the engine do all that the tests above do by hand.
+func TestTheEngineGuessesWithADraft(t *testing.T) {
+	for _, rows := range []int{0, 16} {
+		e, err := engine.Open(context.Background(), golden.ModelDir("nano"), engine.Options{
+			Draft: []string{draftDir}, Guesses: dspark.Rows, PassRows: rows, Warn: func(line string) { t.Error(line) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		for _, run := range goldenRuns(t) {
+			r, err := e.NewSession().Generate(context.Background(), engine.Request{Prompt: run.Prompt, MaxNew: len(run.Tokens)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(r.IDs, run.Tokens) {
+				t.Errorf("%s: tokens %v, golden %v", run.Name, r.IDs, run.Tokens)
+			}
+			if n := r.Stats.Draft.Passes; n != len(run.Blocks) {
+				t.Errorf("%s, passes of %d rows: %d passes, golden %d", run.Name, rows, n, len(run.Blocks))
+			}
+		}
+	}
+}

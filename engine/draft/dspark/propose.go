@@ -51,11 +51,16 @@ func floats(rows, stride int) []float32 { return kernel.Floats(rows * stride) }
 
 // Propose computes all rows and returns the first k guesses, at most Rows. It has no idea of a sequence
 // of which nothing was watched.
-func (s *sequence) Propose(ctx context.Context, tokens []int, k int) ([]draft.Guess, error) {
+func (s *sequence) Propose(ctx context.Context, tokens []int, k int) (_ []draft.Guess, err error) {
 	k = min(k, Rows)
-	if k <= 0 || len(tokens) == 0 || s.watched+len(s.positions) == 0 {
+	if k <= 0 || len(tokens) == 0 || s.watched+s.undone() == 0 {
 		return nil, nil
 	}
+	defer func() {
+		if err != nil && ctx.Err() == nil { // nobody will ask again
+			s.failed, s.positions, s.pending = true, nil, nil
+		}
+	}()
 	p := s.p
 	if err := p.load(ctx); err != nil {
 		return nil, err

@@ -174,6 +174,12 @@ func TestStreamsThatAreNotFiniteAreAnError(t *testing.T) {
 		s.Kept(3)
 		_, err := s.Propose(context.Background(), make([]int, 4), 7)
 		wantLine(t, err, "not finite", "model.safetensors")
+		before := s.Bytes() // nothing is gathered for a proposer that is not asked any more
+		show(s, 3, 100, 0, 1, 3, 5, 7, 8)
+		s.Kept(103)
+		if n := s.Bytes(); n > before {
+			t.Errorf("after an error the sequence grows from %d to %d bytes", before, n)
+		}
 	}
 }
 
