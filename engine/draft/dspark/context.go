@@ -172,7 +172,7 @@ func (s *sequence) project(ctx context.Context) (err error) {
 		x, y := b.streams.Slice(0, n), b.context.Slice(0, n)
 		p.target.Pool.RunCost(n, x.Cols, func(_ *kernel.Scratch, r int) {
 			for j, v := range s.pending[(done+r)*p.width():][:x.Cols] {
-				x.Data[r*x.Stride+j] = widen(v)
+				x.Data[r*x.Stride+j] = math.Float32frombits(uint32(v) << 16)
 			}
 		})
 		p.target.Pool.MatMul(kernel.Job{Y: y, X: x, W: w.contextProj})

@@ -20,6 +20,7 @@ import (
 
 	"deltafin/engine/checkpoint"
 	"deltafin/engine/draft"
+	"deltafin/engine/draft/weights"
 	"deltafin/engine/drive"
 )
 
@@ -46,11 +47,10 @@ type proposer struct {
 	window int
 	drives *drive.Set
 	own    bool // drives are the proposer's
-	file   *drive.File
 	freq   []float64
 	scale  float32
 
-	w    *weights // nil until the first Propose
+	w    *network // nil until the first Propose
 	work work
 }
 
@@ -82,10 +82,6 @@ func Open(dir string, target draft.Target, o Options) (draft.Proposer, error) {
 		// Once read, it does not matter how.
 		p.drives, p.own = drive.NewSet(drive.Options{Warn: func(string) {}}), true
 	}
-	if p.file, err = p.drives.Open(d.Path); err != nil {
-		_ = p.Close()
-		return nil, fmt.Errorf("%s: %w", dir, err)
-	}
 	return p, nil
 }
 
@@ -96,8 +92,8 @@ func (p *proposer) Name() string { return "dspark" }
 // Window tokens and the first proposal after it, and is for the most part the prompt's streams; later it
 // is a fifth of that or less.
 func (p *proposer) Bytes(context int) (loaded, sequence int64) {
-	for _, t := range p.draft.Tensor {
-		loaded += residentBytes(t)
+	for _, t := range p.owned() {
+		loaded += weights.Bytes(t)
 	}
 	var buffers work
 	buffers.allocate(p.c, func(rows, stride int) []float32 {
@@ -114,7 +110,7 @@ func (p *proposer) Start() draft.Sequence { return &sequence{p: p, caches: make(
 // Close frees the weights.
 func (p *proposer) Close() error {
 	if p.w != nil {
-		p.w.free()
+		p.w.set.Free()
 		p.w = nil
 	}
 	if p.own {
@@ -134,7 +130,7 @@ func (p *proposer) load(ctx context.Context) error {
 	}
 	p.work.allocate(p.c, floats)
 	if err := p.target.Embed(ctx, p.work.mask, []int{p.c.Mask}); err != nil {
-		w.free()
+		w.set.Free()
 		return fmt.Errorf("dspark: the embedding of the mask token: %w", err)
 	}
 	p.w = w

@@ -91,12 +91,12 @@ func TestWeightsThatCannotBeReadAreOneLine(t *testing.T) {
 			if err := os.Truncate(filepath.Join(dir, "model.safetensors"), 1e6); err != nil {
 				t.Fatal(err)
 			}
-		}, []string{"dspark: reading the draft: tensor ", "model.safetensors"}},
+		}, []string{"dspark: reading the draft: ", "model.safetensors"}},
 		{"gone", false, func(t *testing.T, dir string) {
 			if err := os.Remove(filepath.Join(dir, "model.safetensors")); err != nil {
 				t.Fatal(err)
 			}
-		}, []string{"dspark: reading the draft: tensor ", "model.safetensors"}},
+		}, []string{"dspark: reading the draft: ", "model.safetensors"}},
 		{"NaN", true, patch("layers.1.mlp.up_proj.weight", 70001, 0x7fc0), []string{"tensor layers.1.mlp.up_proj.weight: ", "weight 70001 is not a finite number"}},
 		{"last value infinite", true, patch("markov_head.markov_w2.weight", 3072*32-1, 0xff80), []string{"weight 98303 is not a finite number"}},
 		{"first value infinite", true, patch("layers.0.input_layernorm.weight", 0, 0x7f80), []string{"weight 0 is not a finite number"}},
