@@ -9,6 +9,9 @@ package doctor
 import (
 	"context"
 	"slices"
+
+	"deltafin/engine/kernel"
+	"deltafin/engine/plan"
 )
 
 // Version is that of the JSON form of a [Report]. It changes when a field changes its
@@ -95,11 +98,16 @@ type Options struct {
 	Miniature func() (dir string, remove func(), err error)
 
 	Found func(Finding) // is told each finding when it is made; nil is fine
+
+	measureKernels func(*kernel.Pool, *plan.Machine) error // in place of plan's, which takes seconds
 }
 
 // Examine looks at everything. Its error is that of ctx; the report then holds what was
 // found until it ended.
 func Examine(ctx context.Context, o Options) (*Report, error) {
+	if o.measureKernels == nil {
+		o.measureKernels = plan.MeasureKernels
+	}
 	e := &examination{o: o, r: &Report{Version: Version, Worst: OK, Findings: []Finding{}}}
 	for _, check := range []func(context.Context){e.machine, e.model, e.drives, e.speed, e.canary} {
 		if check(ctx); ctx.Err() != nil {

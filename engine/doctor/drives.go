@@ -198,7 +198,7 @@ func (p *place) reads() Finding {
 		return f
 	}
 	if !p.quick {
-		f.Value = fmt.Sprintf("%.2f GB/s in reads of %s at random places, %.2f ms for a read of 4 KiB; %s", p.rate/1e9, gb(p.size), 1e3*p.latency.Seconds(), p.mode)
+		f.Value = fmt.Sprintf("%.2f GB/s in reads of %s as a run makes them, %.2f ms for a read of 4 KiB; %s", p.rate/1e9, gb(p.size), 1e3*p.latency.Seconds(), p.mode)
 		f.Numbers = map[string]float64{"bytes_per_second": p.rate, "latency_seconds": p.latency.Seconds(), "read_bytes": float64(p.size)}
 	}
 	if !p.direct && p.fs.Kind != machine.InRAM {

@@ -45,7 +45,7 @@ func (e *examination) speed(context.Context) {
 	}
 	pool := kernel.NewPool(e.host.threads)
 	defer pool.Close()
-	if err := plan.MeasureKernels(pool, &m); err != nil {
+	if err := e.o.measureKernels(pool, &m); err != nil {
 		skip(err.Error(), "report this line")
 		return
 	}

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -34,8 +35,8 @@ func MeasureKernels(p *kernel.Pool, m *Machine) error {
 		return err
 	}
 	rng := rand.New(rand.NewPCG(1, 1))
-	for i := range mx.Data {
-		mx.Data[i] = byte(rng.Uint32())
+	for i := 0; i < len(mx.Data); i += 8 {
+		binary.NativeEndian.PutUint64(mx.Data[i:], rng.Uint64())
 	}
 	x := kernel.NewMat(many, cols)
 	for i := range x.Data {
