@@ -46,7 +46,7 @@ func (c *doctorCmd) Run(ctx context.Context, std streams) error {
 	}
 	cache := nanoDir()
 	o := doctor.Options{
-		Model: c.Model, Experts: c.Experts, Spine: c.Spine, Memory: memory, Context: c.Context, Quick: c.Quick,
+		Model: c.Model, Experts: homes(c.Experts), Spine: c.Spine, Memory: memory, Context: c.Context, Quick: c.Quick,
 		Cache: cache, Unpacked: isUnpacked(nano.FS(), cache), Miniature: temporaryNano,
 	}
 	if !c.JSON {

@@ -99,26 +99,3 @@ func parseIDs(text string) ([]int, error) {
 func joinIDs(ids []int) string {
 	return strings.Trim(fmt.Sprint(ids), "[]")
 }
-
-// parseSize reads a number of bytes such as 12GB, 500MB or 6GiB; empty is 0.
-func parseSize(flag, text string) (int64, error) {
-	if text == "" {
-		return 0, nil
-	}
-	unit := int64(1)
-	number := text
-	for _, u := range []struct {
-		suffix string
-		bytes  int64
-	}{{"TIB", 1 << 40}, {"GIB", 1 << 30}, {"MIB", 1 << 20}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"T", 1e12}, {"G", 1e9}, {"M", 1e6}, {"B", 1}} {
-		if n, ok := strings.CutSuffix(strings.ToUpper(text), u.suffix); ok {
-			number, unit = strings.TrimSpace(n), u.bytes
-			break
-		}
-	}
-	v, err := strconv.ParseFloat(number, 64)
-	if err != nil || !(v > 0) || v*float64(unit) > 1<<60 {
-		return 0, usage("%s %q is not a size: write a number of bytes such as 12GB", flag, text)
-	}
-	return int64(v * float64(unit)), nil
-}

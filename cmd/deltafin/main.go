@@ -24,31 +24,6 @@ import (
 	"deltafin/engine/synth"
 )
 
-// Exit codes, the same for every command.
-const (
-	exitFailed    = 1   // an operation failed: a read, a write
-	exitUsage     = 2   // a wrong flag, argument, prompt or token id
-	exitModel     = 3   // the checkpoint is missing, incomplete or damaged
-	exitResources = 4   // not enough memory or disk
-	exitCancelled = 130 // interrupted; what was produced until then stands
-)
-
-const exitCodes = `
-
-Exit codes: 0 done; 1 an operation failed; 2 wrong flag, argument or prompt; 3 the model is missing,
-incomplete or damaged; 4 not enough memory or disk; 130 interrupted.`
-
-// failure is an error that knows its exit code.
-type failure struct {
-	code int
-	err  error
-}
-
-func (f failure) Error() string { return f.err.Error() }
-func (f failure) Unwrap() error { return f.err }
-
-func usage(format string, args ...any) error { return failure{exitUsage, fmt.Errorf(format, args...)} }
-
 // streams are the process's standard streams, apart so that tests of a command can
 // see that data and remarks never mix.
 type streams struct {
@@ -83,20 +58,6 @@ func main() {
 		fmt.Fprintf(os.Stderr, "deltafin: %v\n", err)
 	}
 	os.Exit(exitCode(err))
-}
-
-func exitCode(err error) int {
-	var f failure
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &f):
-		return f.code
-	case errors.Is(err, context.Canceled):
-		return exitCancelled
-	default:
-		return exitFailed
-	}
 }
 
 func run(ctx context.Context, args []string, std streams) error {

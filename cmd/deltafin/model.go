@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"slices"
-	"strings"
-	"syscall"
 
 	"deltafin/engine"
+	"deltafin/engine/checkpoint"
 	"deltafin/engine/draft"
 	"deltafin/engine/hub"
 	"deltafin/engine/opt"
@@ -72,30 +70,6 @@ type engineFlags struct {
 
 // maxThreads is more than any machine has processors.
 const maxThreads = 1024
-
-// checkOutput refuses a file to write that would destroy something else: what is not a
-// regular file, and anything inside the model's directory. An empty path is no output.
-func checkOutput(what, path, model string) error {
-	if path == "" {
-		return nil
-	}
-	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-		return usage("%s: %s is not a regular file: give another name", what, path)
-	}
-	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
-	if err != nil {
-		return usage("%s: %w: give a file in a directory that exists", what, err)
-	}
-	if model == "" {
-		return nil
-	}
-	if in, err := filepath.EvalSymlinks(model); err == nil {
-		if rel, err := filepath.Rel(in, dir); err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
-			return usage("%s: %s is inside the model's directory: give a file elsewhere", what, path)
-		}
-	}
-	return nil
-}
 
 // apply checks what can be checked without a model, and turns the optimisations.
 func (f *engineFlags) apply() error {
@@ -163,7 +137,7 @@ func (f *engineFlags) open(ctx context.Context, std streams, dir string, tokens 
 		Threads: f.Threads, PassRows: f.Rows, Memory: memory, Context: f.Context,
 		ExpertDirs: homes(f.Experts), SpinePack: f.Spine, Heat: f.Heat, Reserve: reserve,
 		Draft: f.Draft, Guesses: f.Guesses,
-		Warn: func(line string) { fmt.Fprintln(std.err, "deltafin:", line) },
+		Warn: remark(std),
 	}
 	if o.Context == 0 {
 		o.Context = max(4096, tokens)
@@ -215,22 +189,6 @@ func (l *lateFile) close() error {
 	return l.f.Close()
 }
 
-// openError gives what kept a model from opening its exit code.
-func openError(err error) error {
-	switch {
-	case err == nil, errors.Is(err, context.Canceled):
-		return err
-	case errors.Is(err, engine.ErrMemory):
-		return failure{exitResources, err}
-	case errors.Is(err, syscall.EMFILE):
-		return failure{exitFailed, fmt.Errorf("%w: raise the limit of open files (ulimit -n)", err)}
-	case errors.Is(err, hub.ErrSource):
-		return failure{exitFailed, err}
-	default:
-		return failure{exitModel, err}
-	}
-}
-
 // openTokenizer opens the tokenizer of a checkpoint directory. A missing one is
 // fs.ErrNotExist.
 func openTokenizer(dir string) (*tokenizer.Tokenizer, error) {
@@ -242,4 +200,33 @@ func openTokenizer(dir string) (*tokenizer.Tokenizer, error) {
 		return nil, failure{exitModel, err}
 	}
 	return tok, nil
+}
+
+// openCheckpoint opens a model whose experts are read, complete or not.
+func openCheckpoint(ctx context.Context, std streams, dir string) (ck *checkpoint.Checkpoint, end func(), err error) {
+	d, err := openStream(ctx, std, dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	if d == nil {
+		ck, err = checkpoint.Open(dir)
+	} else {
+		ck, err = checkpoint.OpenFilling(dir, d)
+	}
+	if err != nil {
+		closeStream(d)
+		return nil, nil, failure{exitModel, err}
+	}
+	return ck, func() {
+		ck.Close()
+		closeStream(d)
+	}, nil
+}
+
+// lookAt opens a model whose structure alone is of interest.
+func lookAt(dir string) (*checkpoint.Checkpoint, error) {
+	if hub.IsStream(dir) {
+		return checkpoint.OpenFilling(dir, nil)
+	}
+	return checkpoint.Open(dir)
 }

@@ -234,3 +234,8 @@ func printStorage(w io.Writer, e *engine.Engine) {
 	fmt.Fprintf(w, "dense    %.3f GB read when asked for, %.3f ahead, %.3f for nothing; waited %.2f s\n",
 		float64(st.Spine.Demand)/1e9, float64(st.Spine.Ahead)/1e9, float64(st.Spine.Wasted)/1e9, st.Spine.Wait.Seconds())
 }
+
+// remark prints lines that are not what was asked for.
+func remark(std streams) func(string) {
+	return func(line string) { fmt.Fprintln(std.err, "deltafin:", line) }
+}

@@ -7,6 +7,7 @@ import (
 
 	"deltafin/engine"
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/drive"
 	"deltafin/engine/kernel"
 	"deltafin/engine/plan"
 )
@@ -67,8 +68,10 @@ func (c *planCmd) Run(ctx context.Context, std streams) error {
 	if _, err := engine.Account(ck, o); err != nil {
 		return openError(err)
 	}
+	drives := drive.NewSet(drive.Options{Warn: remark(std)})
+	defer drives.Close()
 	for _, d := range dirs {
-		rate, err := plan.MeasureDrive(ctx, d, ck.ExpertLayout().ExpertBytes, 2*time.Second)
+		rate, err := plan.MeasureDrive(ctx, drives, d, ck.ExpertLayout().ExpertBytes, 2*time.Second)
 		if err != nil {
 			return err
 		}

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"syscall"
 
 	"deltafin/engine"
 	"deltafin/engine/chat"
-	"deltafin/engine/hub"
 	"deltafin/engine/opt"
 	"deltafin/engine/tokenizer"
 )
@@ -191,14 +189,4 @@ func admit(e *engine.Engine, tok *tokenizer.Tokenizer, ids []int) error {
 		}
 	}
 	return nil
-}
-
-// generateError gives what ended a generation its exit code. A call that the system
-// refused is a failed operation; all else comes from what the checkpoint holds.
-func generateError(err error) error {
-	var refused syscall.Errno
-	if errors.As(err, &refused) || errors.Is(err, hub.ErrSource) {
-		return failure{exitFailed, err}
-	}
-	return failure{exitModel, err}
 }

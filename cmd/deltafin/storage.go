@@ -84,9 +84,11 @@ func (c *placePlanCmd) Run(ctx context.Context, std streams) error {
 	}
 	defer closeModel()
 	size := ck.ExpertLayout().ExpertBytes
+	drives := drive.NewSet(drive.Options{Warn: remark(std)})
+	defer drives.Close()
 	primary := c.Rate * 1e9
 	if primary <= 0 {
-		if primary, err = plan.MeasureDrive(ctx, c.Model, size, 2*time.Second); err != nil {
+		if primary, err = plan.MeasureDrive(ctx, drives, c.Model, size, 2*time.Second); err != nil {
 			return err
 		}
 	}
@@ -108,7 +110,7 @@ func (c *placePlanCmd) Run(ctx context.Context, std streams) error {
 				return usage("--to %q: %q is not a rate in GB/s", to, rateText)
 			}
 			t.Rate = gb * 1e9
-		} else if t.Rate, err = plan.MeasureDrive(ctx, dir, size, 2*time.Second); err != nil {
+		} else if t.Rate, err = plan.MeasureDrive(ctx, drives, dir, size, 2*time.Second); err != nil {
 			return err
 		}
 		targets = append(targets, t)
@@ -119,7 +121,7 @@ func (c *placePlanCmd) Run(ctx context.Context, std streams) error {
 		if err != nil {
 			return failure{exitModel, err}
 		}
-		heat = expert.LoadHeat(c.Heat, ck.Config(), print, func(line string) { fmt.Fprintln(std.err, "deltafin:", line) })
+		heat = expert.LoadHeat(c.Heat, ck.Config(), print, remark(std))
 	}
 	p, err := expert.PlacePlan(ck, heat, primary, targets)
 	if err != nil {
@@ -292,14 +294,3 @@ func (c *simulateCmd) Run(std streams) error {
 	}
 	return s.WriteText(std.out)
 }
-
-// spaceError gives errors for want of space their exit code.
-func spaceError(err error) error {
-	if disk.Full(err) {
-		return failure{exitResources, err}
-	}
-	return err
-}
-
-// sensible reports whether x can be a rate of a drive in GB/s.
-func sensible(x float64) bool { return x > 0 && x < 1e6 }

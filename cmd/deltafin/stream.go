@@ -2,16 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
 
-	"github.com/alecthomas/kong"
 	"golang.org/x/sync/errgroup"
 
 	"deltafin/engine/checkpoint"
-	"deltafin/engine/disk"
 	"deltafin/engine/expert"
 	"deltafin/engine/hub"
 )
@@ -31,60 +28,6 @@ func closeStream(d *hub.Depot) error {
 		return nil
 	}
 	return d.Close()
-}
-
-// streamError gives what keeps a directory from filling its exit code.
-func streamError(err error) error {
-	switch {
-	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, disk.ErrBusy), errors.Is(err, hub.ErrSource), disk.Full(err):
-		return err
-	}
-	return failure{exitModel, err}
-}
-
-func remark(std streams) func(string) {
-	return func(line string) { fmt.Fprintln(std.err, "deltafin:", line) }
-}
-
-// openCheckpoint opens a model whose experts are read, complete or not.
-func openCheckpoint(ctx context.Context, std streams, dir string) (ck *checkpoint.Checkpoint, end func(), err error) {
-	d, err := openStream(ctx, std, dir)
-	if err != nil {
-		return nil, nil, err
-	}
-	if d == nil {
-		ck, err = checkpoint.Open(dir)
-	} else {
-		ck, err = checkpoint.OpenFilling(dir, d)
-	}
-	if err != nil {
-		closeStream(d)
-		return nil, nil, failure{exitModel, err}
-	}
-	return ck, func() {
-		ck.Close()
-		closeStream(d)
-	}, nil
-}
-
-// lookAt opens a model whose structure alone is of interest.
-func lookAt(dir string) (*checkpoint.Checkpoint, error) {
-	if hub.IsStream(dir) {
-		return checkpoint.OpenFilling(dir, nil)
-	}
-	return checkpoint.Open(dir)
-}
-
-// homes makes paths of what are not addresses.
-func homes(dirs []string) []string {
-	var out []string
-	for _, d := range dirs {
-		if !hub.IsSite(d) {
-			d = kong.ExpandPath(d)
-		}
-		out = append(out, d)
-	}
-	return out
 }
 
 // stream installs a model whose experts come on demand.

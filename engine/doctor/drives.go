@@ -14,6 +14,7 @@ import (
 
 	"deltafin/engine/disk"
 	"deltafin/engine/drive"
+	"deltafin/engine/hub"
 	"deltafin/engine/machine"
 	"deltafin/engine/plan"
 )
@@ -49,7 +50,7 @@ type place struct {
 func (e *examination) drives(ctx context.Context) {
 	dirs := e.dirs
 	for _, d := range e.o.Experts {
-		if !isURL(d) {
+		if !hub.IsSite(d) {
 			dirs = append(dirs, d)
 		}
 	}
@@ -146,7 +147,7 @@ func (p *place) measure(ctx context.Context, set *drive.Set, f *drive.File, err 
 		return
 	}
 	p.size = size
-	p.rate, p.err = plan.MeasureDrive(ctx, p.dirs[0], size, measureFor)
+	p.rate, p.err = plan.MeasureDrive(ctx, set, p.dirs[0], size, measureFor)
 	p.failed = p.err != nil
 }
 
@@ -237,8 +238,4 @@ func reason(err error) error {
 		return fmt.Errorf("%s: %w", filepath.Base(pe.Path), pe.Err)
 	}
 	return err
-}
-
-func isURL(dir string) bool {
-	return strings.HasPrefix(dir, "http://") || strings.HasPrefix(dir, "https://")
 }

@@ -215,7 +215,7 @@ func (e *examination) experts() (files int) {
 			files += len(entries)
 		}
 		switch {
-		case isURL(dir):
+		case hub.IsSite(dir):
 			f.Level, f.Value, f.Do = Note, "not looked at: this examination uses no network", "see what 'deltafin run --stats' says about it"
 		case e.ck == nil:
 			f.Level, f.Value, f.Do = Note, unread, "see model.files and descriptors"

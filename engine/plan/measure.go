@@ -66,15 +66,12 @@ const tokenShare = 16. / 896
 // MeasureDrive returns the rate in bytes per second at which the files of a directory
 // are read as the engine reads experts, for about the given time: a file is a layer, ranges of
 // the given size are its experts, and as many of them as a token would use are read in
-// ascending order, several at a time. The page cache is bypassed where the file system allows
-// it.
-func MeasureDrive(ctx context.Context, dir string, size int64, d time.Duration) (float64, error) {
+// ascending order, several at a time, through set.
+func MeasureDrive(ctx context.Context, set *drive.Set, dir string, size int64, d time.Duration) (float64, error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil {
 		return 0, err
 	}
-	set := drive.NewSet(drive.Options{})
-	defer set.Close()
 	var files []*drive.File
 	for _, n := range names {
 		if info, err := os.Stat(n); err == nil && info.Mode().IsRegular() && info.Size() > 4*size {

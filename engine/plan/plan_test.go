@@ -12,6 +12,7 @@ import (
 
 	"deltafin/engine"
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/drive"
 	"deltafin/golden"
 )
 
@@ -101,17 +102,19 @@ func TestWriteSaysWhatOpenWouldDo(t *testing.T) {
 func TestMeasureDriveReadsFiles(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(context.Background())
-	if _, err := MeasureDrive(ctx, dir, 4096, time.Millisecond); err == nil || !strings.Contains(err.Error(), "no file of") {
+	set := drive.NewSet(drive.Options{})
+	defer set.Close()
+	if _, err := MeasureDrive(ctx, set, dir, 4096, time.Millisecond); err == nil || !strings.Contains(err.Error(), "no file of") {
 		t.Errorf("of an empty directory: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "a"), make([]byte, 1<<20), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if rate, err := MeasureDrive(ctx, dir, 4096, 10*time.Millisecond); err != nil || rate <= 0 {
+	if rate, err := MeasureDrive(ctx, set, dir, 4096, 10*time.Millisecond); err != nil || rate <= 0 {
 		t.Errorf("%g bytes per second, %v", rate, err)
 	}
 	cancel()
-	if _, err := MeasureDrive(ctx, dir, 4096, time.Hour); !errors.Is(err, context.Canceled) {
+	if _, err := MeasureDrive(ctx, set, dir, 4096, time.Hour); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }

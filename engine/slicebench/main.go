@@ -24,6 +24,7 @@ import (
 
 	"deltafin/engine"
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/drive"
 	"deltafin/engine/kernel"
 	"deltafin/engine/opt"
 	"deltafin/engine/plan"
@@ -162,7 +163,9 @@ func (b *bench) prompt(n int, salt uint64) []int {
 // rawRate is the direct-read rate of the checkpoint's drive in bytes per second, read in the
 // engine's order.
 func (b *bench) rawRate(ctx context.Context) (float64, error) {
-	return plan.MeasureDrive(ctx, b.dir, b.shape.ExpertBytes, 3*time.Second)
+	drives := drive.NewSet(drive.Options{})
+	defer drives.Close()
+	return plan.MeasureDrive(ctx, drives, b.dir, b.shape.ExpertBytes, 3*time.Second)
 }
 
 // memoryRate is the rate in bytes per second at which all workers together read memory.
