@@ -77,8 +77,9 @@ const (
 	passShare = 8
 )
 
-// Account shares the memory out as [Open] does, without opening anything: ck may be a
-// sketch. Its error wraps [ErrMemory] when there is too little.
+// Account shares the memory out as [Open] does, without reading weights: ck may be a sketch.
+// It opens proposers to learn their sizes, and closes them. Its error wraps [ErrMemory] when
+// there is too little.
 func Account(ck *checkpoint.Checkpoint, o Options) (Ledger, error) {
 	e := &Engine{ck: ck}
 	e.openProposers(o)
