@@ -5,10 +5,12 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	"deltafin/engine/checkpoint"
+	"deltafin/engine/draft"
 	"deltafin/engine/drive"
 	"deltafin/engine/expert"
 	"deltafin/engine/k3"
@@ -119,11 +121,14 @@ func tiled(t *testing.T, e *Engine, ids []int, _ []int, from int) [][]float32 {
 	return rows
 }
 
+// nanoDraft is the directory of a draft model of K3-nano. The other miniatures go on without.
+func nanoDraft(name string) string { return filepath.Join(golden.Dir(), "nano", name) }
+
 // drafted generates the text with guesses on the way, and checks that it is the text.
 func drafted(t *testing.T, e *Engine, ids []int, _ []int, from int) (rows [][]float32) {
 	t.Helper()
 	s := e.NewSession()
-	if _, err := s.Generate(context.Background(), Request{
+	res, err := s.Generate(context.Background(), Request{
 		Prompt: ids[:from+1], MaxNew: len(ids) - from,
 		Logits: func(row []float32) {
 			rows = append(rows, slices.Clone(row))
@@ -131,8 +136,18 @@ func drafted(t *testing.T, e *Engine, ids []int, _ []int, from int) (rows [][]fl
 				s.Fork() // nobody notices
 			}
 		},
-	}); err != nil {
+	})
+	if err != nil {
 		t.Fatal(err)
+	}
+	if p := e.proposers; e.ck.Dir() == golden.ModelDir("nano") {
+		if len(p) != 1 {
+			t.Fatal("the proposer was left out")
+		}
+		d := res.Stats.Draft.Proposers[0]
+		if p[0].Name() != "ngram" && len(rows) > 8 && (d.Asked == 0 || d.Checked > 20 && d.Accepted == 0) {
+			t.Errorf("asked %d times, %d of %d guesses accepted", d.Asked, d.Accepted, d.Checked)
+		}
 	}
 	return rows
 }
@@ -248,12 +263,22 @@ func variations() []variation {
 			return func() { _ = kernel.Use(before) }
 		}})
 	}
-	for _, k := range []int{0, 1, 2, 3, 4, 5, 6, 7, 8} {
-		name := fmt.Sprintf("lookup, %d guesses", k)
-		if k == 0 {
-			name = "lookup"
+	for _, p := range [][2]string{{"lookup", "ngram"}, {"DSpark", nanoDraft("model-dspark")}, {"a text model", nanoDraft("model-text")}} {
+		name, o := p[0], Options{Draft: []string{p[1]}, Warn: func(string) {}}
+		for k := range draft.MaxGuesses + 1 {
+			o.Guesses = k
+			v := variation{name: fmt.Sprintf("%s, %d guesses", name, k), run: drafted, options: o}
+			switch {
+			case k == 0:
+				v.name = name
+			case k%3 == 1: // streamed, and in little memory
+				v.options.ExpertMemory = -1
+				v.options.Memory = 200 << 20
+			case !*full:
+				continue
+			}
+			vs = append(vs, v)
 		}
-		vs = append(vs, variation{name: name, run: drafted, options: Options{Draft: []string{"ngram"}, Guesses: k}})
 	}
 	var all []string
 	for _, s := range opt.All() {

@@ -6,10 +6,13 @@ import (
 	"log/slog"
 	"time"
 
+	"deltafin/engine/checkpoint"
 	"deltafin/engine/draft"
 	"deltafin/engine/draft/dspark"
+	"deltafin/engine/draft/text"
 	"deltafin/engine/k3"
 	"deltafin/engine/kernel"
+	"deltafin/engine/tokenizer"
 )
 
 // openProposers opens what o names, as far as it can be opened: guessing never keeps a
@@ -21,7 +24,7 @@ func (e *Engine) openProposers(o Options) {
 	for _, name := range o.Draft {
 		p, err := e.openProposer(name)
 		if err != nil {
-			e.warn(fmt.Sprintf("%s: nothing is guessed with it: %v", name, err))
+			e.warn(fmt.Sprintf("nothing is guessed with a draft: %v", err))
 			continue
 		}
 		e.proposers = append(e.proposers, p)
@@ -30,11 +33,22 @@ func (e *Engine) openProposers(o Options) {
 }
 
 func (e *Engine) openProposer(name string) (draft.Proposer, error) {
-	switch name {
-	case "ngram":
+	if name == "ngram" {
 		return draft.NGram{}, nil
-	default:
+	}
+	switch kind, err := checkpoint.ModelType(name); {
+	case err != nil:
+		return nil, err
+	case kind == "k3_dspark":
 		return dspark.Open(name, e.target(), dspark.Options{})
+	case kind == "qwen3":
+		tok, err := tokenizer.Open(e.ck.Dir())
+		if err != nil {
+			return nil, fmt.Errorf("%s: another vocabulary needs the model's own tokenizer: %w", name, err)
+		}
+		return text.Open(name, e.target(), tok, text.Options{})
+	default:
+		return nil, fmt.Errorf("%s: its model_type is %q: draft models are k3_dspark and qwen3", name, kind)
 	}
 }
 

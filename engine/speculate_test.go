@@ -265,7 +265,9 @@ func TestAProposerCannotMakeARunFail(t *testing.T) {
 			return sure(-1), nil
 		}}}}, "token -1"},
 		{"no room", Options{Memory: 300 << 20, Proposers: []draft.Proposer{liar{name: "big", memory: 1 << 40}}}, "it needs 1099"},
-		{"no such thing", Options{Draft: []string{"/nowhere"}}, "/nowhere"},
+		{"no such thing", Options{Draft: []string{"/nowhere"}}, "/nowhere: config.json"},
+		{"another model", Options{Draft: []string{golden.ModelDir("nano")}}, "draft models are k3_dspark and qwen3"},
+		{"a draft of another model", Options{Draft: []string{"testdata/none"}}, "nothing is guessed"},
 	} {
 		var remarks []string
 		tt.options.Warn = func(line string) { remarks = append(remarks, line) }

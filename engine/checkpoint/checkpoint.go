@@ -120,6 +120,24 @@ func readConfig(dir, what string) ([]byte, error) {
 	return b, nil
 }
 
+// ModelType is the model_type that the config.json in dir names, which tells draft models
+// apart.
+func ModelType(dir string) (string, error) {
+	b, err := readConfig(dir, "a model")
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", dir, err)
+	}
+	tree, err := parseTree(b, configDepth)
+	if err != nil {
+		return "", fmt.Errorf("%s: %s: %w", dir, configName, err)
+	}
+	t, ok := tree["model_type"].(string)
+	if !ok {
+		return "", fmt.Errorf("%s: %s: names no model_type", dir, configName)
+	}
+	return t, nil
+}
+
 func (c *Checkpoint) openIndex() (total int64, err error) {
 	f, size, err := openRegular(filepath.Join(c.dir, indexName))
 	if errors.Is(err, fs.ErrNotExist) {
