@@ -219,10 +219,10 @@ func (c *Chooser) Next(limit int, ask Ask) (guesses []Guess, err error) {
 		a, began := &c.arms[i], c.now()
 		g, e := ask(i, k)
 		took := c.now().Sub(began).Seconds()
-		c.asking += took
 		a.stats.Asked++
 		a.stats.Seconds += took
-		if a.stats.Asked > 1 { // the first call loads
+		if a.stats.Asked > 1 { // the first loads, which says nothing of others
+			c.asking += took
 			a.asks.add(took)
 		}
 		if e != nil {
