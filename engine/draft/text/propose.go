@@ -141,7 +141,7 @@ func (a *answer) write(ctx context.Context, d *dialogue) error {
 			return nil
 		}
 		a.take(c, text)
-		if a.encode(false); len(a.guesses) >= a.want {
+		if !a.encode(false) || len(a.guesses) >= a.want {
 			return nil
 		}
 		c, err = a.p.model.follow(ctx, a.ids[a.from:])
@@ -199,8 +199,8 @@ func (p *proposer) windowStart(n int) int {
 }
 
 // encode makes K3's guesses of the text. As long as more text may follow, what that could change
-// is left out: all behind the last border. It reports whether K3's encoding of the text goes
-// through the decided tokens; if not, K3 would hardly go on like this, and there are no guesses.
+// is left out: all behind the last border. There are no guesses if K3's encoding of the text does not go
+// through the decided tokens, since K3 would hardly go on like this; it then reports whether it still may.
 func (a *answer) encode(final bool) bool {
 	tokens := a.p.formats.tokens
 	var decided strings.Builder
@@ -209,14 +209,14 @@ func (a *answer) encode(final bool) bool {
 		decided.WriteString(t)
 	}
 	full := decided.String() + string(a.text)
-	ids := tokens.Encode(full)
-	a.guesses = a.guesses[:0]
-	if len(ids) < len(a.tail) || !slices.Equal(ids[:len(a.tail)], a.tail) {
-		return false
-	}
 	limit := len(full)
 	if !final {
 		limit = lastBorder([]byte(full))
+	}
+	ids := tokens.Encode(full)
+	a.guesses = a.guesses[:0]
+	if len(ids) < len(a.tail) || !slices.Equal(ids[:len(a.tail)], a.tail) {
+		return limit <= decided.Len()
 	}
 	at, spans := decided.Len(), a.spans
 	for _, id := range ids[len(a.tail):] {

@@ -341,6 +341,24 @@ func (e *expiring) Err() error {
 	return nil
 }
 
+func TestTextThatK3WouldEncodeOtherwiseIsNotContinued(t *testing.T) {
+	tok, p := k3Tokens(t), open(t, modelDir, Options{})
+	s := p.Start()
+	tokens := tok.Encode("The capital of France is")
+	if g := propose(t, s, tokens, 4); len(g) == 0 {
+		t.Fatal("no guess for what comes next")
+	}
+	for _, b := range []string{" ", "P", "a", "r"} { // which K3 has a token for
+		tokens = append(tokens, tok.Encode(b)...)
+	}
+	if g := propose(t, s, tokens, 4); len(g) > 0 {
+		t.Errorf("guesses %v", g)
+	}
+	if n := len(p.model.ids); n > 20 {
+		t.Errorf("%d tokens were computed to find that out", n)
+	}
+}
+
 // copyModel copies the model into a directory of its own.
 func copyModel(t testing.TB) string {
 	t.Helper()
