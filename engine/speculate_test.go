@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -320,6 +321,33 @@ func TestADraftedTextIsCancelled(t *testing.T) {
 		}
 		if got := stateHash(t, s); got != hash {
 			t.Errorf("layer %d: state %s, want %s", layer, got, hash)
+		}
+	}
+}
+
+// TestDraftModelsGuessForTheMiniature runs K3-nano with its own draft models, opened by their
+// directories.
+func TestDraftModelsGuessForTheMiniature(t *testing.T) {
+	for _, kind := range []string{"dspark", "text"} {
+		var remarks []string
+		dir := filepath.Join(golden.Dir(), "nano", "model-"+kind)
+		e := openSet(t, "nano", Options{Draft: []string{dir}, Guesses: 4, Warn: func(line string) { remarks = append(remarks, line) }})
+		for _, name := range []string{"chat-think", "zh-capital"} {
+			c, err := golden.Find("nano", name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := e.NewSession().Generate(context.Background(), Request{Prompt: c.PromptIDs, MaxNew: len(c.Greedy)})
+			if err != nil || res.LogitsSHA256 != c.LogitsSHA256 {
+				t.Errorf("%s, %s: hash %s, error %v", kind, name, res.LogitsSHA256, err)
+			}
+			p := res.Stats.Draft.Proposers[0]
+			if share := float64(p.Accepted) / float64(max(p.Checked, 1)); p.Name != kind || share < 0.5 {
+				t.Errorf("%s, %s: %d of %d guesses of %q were right", kind, name, p.Accepted, p.Checked, p.Name)
+			}
+		}
+		if len(remarks) > 0 {
+			t.Errorf("%s: remarks %q", kind, remarks)
 		}
 	}
 }

@@ -247,3 +247,13 @@ func TestATensorTooManyOrTooFewIsRefused(t *testing.T) {
 		wantError(t, err, c.want)
 	}
 }
+
+func TestTheKindOfADraftModelIsInItsConfig(t *testing.T) {
+	for dir, want := range map[string]string{nanoText: "qwen3", nanoDraft: "k3_dspark", golden.ModelDir("nano"): "kimi_k3"} {
+		if kind, err := ModelType(dir); kind != want || err != nil {
+			t.Errorf("%s is %q, %v", dir, kind, err)
+		}
+	}
+	_, err := ModelType(t.TempDir())
+	wantError(t, err, "config.json: is not there")
+}

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"deltafin/engine"
 	"deltafin/engine/draft"
 	"deltafin/engine/drive"
 	"deltafin/engine/kernel"
@@ -487,40 +486,5 @@ func TestMemoryIsAsBytesSays(t *testing.T) {
 	}
 	if drive.Allocated() != before {
 		t.Errorf("%d bytes are left after Close", drive.Allocated()-before)
-	}
-}
-
-// BenchmarkPropose is one question for 4 tokens, along a golden text; BenchmarkDecode is one
-// token of K3-nano, for comparison.
-func BenchmarkPropose(b *testing.B) {
-	s := open(b, modelDir, Options{}).Start()
-	o := readOracle(b, "chat-plain")
-	all := slices.Concat(o.PromptIDs, o.Greedy)
-	for i := 0; b.Loop(); i++ {
-		propose(b, s, all[:o.Blocks[i%len(o.Blocks)].Decided], 4)
-	}
-}
-
-func BenchmarkDecode(b *testing.B) {
-	e, err := engine.Open(context.Background(), golden.ModelDir("nano"), engine.Options{Threads: 2})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer e.Close()
-	o := readOracle(b, "chat-plain")
-	s := e.NewSession()
-	if _, err := s.Feed(context.Background(), o.PromptIDs, nil); err != nil {
-		b.Fatal(err)
-	}
-	s2 := s.Fork()
-	for i := 0; b.Loop(); i++ {
-		if i%32 == 0 {
-			b.StopTimer()
-			s2 = s.Fork()
-			b.StartTimer()
-		}
-		if _, err := s2.Feed(context.Background(), o.Greedy[i%32:][:1], nil); err != nil {
-			b.Fatal(err)
-		}
 	}
 }
