@@ -150,6 +150,9 @@ func (s *store) stream() (*streamRecord, error) {
 	if r.Format != inventoryFormat {
 		return nil, fmt.Errorf("%s: has format %d, this program reads %d: use the version that wrote it, or fetch into a new directory", streamName, r.Format, inventoryFormat)
 	}
+	if r.Keep < 0 {
+		return nil, fmt.Errorf("%s: keeps %d bytes: remove it, and run 'deltafin fetch --stream' again", streamName, r.Keep)
+	}
 	return &r, nil
 }
 

@@ -26,6 +26,7 @@
 package hub
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -262,9 +263,11 @@ func lockDir(dir string) (*dirLock, error) {
 	if err != nil {
 		return nil, plain(err)
 	}
-	if err := lockFile(f); err != nil {
+	if err := disk.Lock(f); err != nil {
+		b := make([]byte, 32)
+		n, _ := f.ReadAt(b, 0)
 		f.Close()
-		return nil, err
+		return nil, busy(bytes.TrimSpace(b[:n]))
 	}
 	// Who holds it is a help to the next one's message, no more.
 	f.Truncate(0)
@@ -272,9 +275,18 @@ func lockDir(dir string) (*dirLock, error) {
 	return &dirLock{f}, nil
 }
 
+// busy is who else writes into a directory.
+type busy string
+
+func (b busy) Error() string {
+	return fmt.Sprintf("is being written by another deltafin (process %s): wait until it ends, or stop it", string(b))
+}
+
+func (busy) Is(target error) bool { return target == disk.ErrBusy }
+
 func (l *dirLock) release() {
 	if l.f != nil {
-		unlockFile(l.f)
+		disk.Unlock(l.f)
 		l.f.Close()
 		l.f = nil
 	}

@@ -223,6 +223,9 @@ func (s *source) netError(ctx context.Context, err error) error {
 		err = u.Err
 	}
 	r := &refusal{source: s.String(), what: "no answer", err: err}
+	if t, ok := errors.AsType[net.Error](err); ok {
+		r.silent = t.Timeout()
+	}
 	switch _, badCert := errors.AsType[*tls.CertificateVerificationError](err); {
 	case errors.Is(err, errLoop), errors.Is(err, errDowngrade):
 		r.what, r.final = "cannot be used, use another source", true
