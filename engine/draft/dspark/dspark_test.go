@@ -192,6 +192,9 @@ func (x *text) fork() *text {
 
 func logit(p float32) float64 { return math.Log(float64(p) / (1 - float64(p))) }
 
+// slow says that the portable definition computes, which does with fewer of the longer checks.
+func slow() bool { return kernel.Active() == "portable" }
+
 // TestGoldenBlocks runs the golden prompts by proposal and verification, in all ways in which a session
 // comes to the same place.
 func TestGoldenBlocks(t *testing.T) {
@@ -203,6 +206,9 @@ func TestGoldenBlocks(t *testing.T) {
 			rows int // of a pass over the prompt
 			fork bool
 		}{{"one pass", len(run.Prompt), false}, {"passes of 3 rows", 3, false}, {"forks", len(run.Prompt), true}} {
+			if slow() && !way.fork {
+				continue
+			}
 			t.Run(run.Name+"/"+way.name, func(t *testing.T) {
 				x := begin(t, e, p, run.Prompt, way.rows, 0)
 				worst := 0.0
@@ -303,6 +309,9 @@ func BenchmarkDecode(b *testing.B) {
 // TestTheEngineGuessesWithADraft lets the engine do all that the tests above do by hand.
 func TestTheEngineGuessesWithADraft(t *testing.T) {
 	for _, rows := range []int{0, 16} {
+		if slow() && rows == 0 {
+			continue
+		}
 		e, err := engine.Open(context.Background(), golden.ModelDir("nano"), engine.Options{
 			Draft: []string{draftDir}, Guesses: dspark.Rows, PassRows: rows, Warn: func(line string) { t.Error(line) },
 		})
