@@ -107,7 +107,7 @@ func TestRoomsImportWhatTheTableAllows(t *testing.T) {
 }
 
 // place is how a document names a file or a directory of the repository.
-var place = regexp.MustCompile("(^|[^\\w./-])(?:\\./)?((?:cmd|docs|engine|golden|notebooks|prefill|reference|testscripts)/[\\w./-]*\\w)")
+var place = regexp.MustCompile(`(^|[^\w./-])(?:\./)?((?:cmd|docs|engine|golden|notebooks|prefill|reference|testscripts)/[\w./-]*\w)`)
 
 // link is a link to a file, and code what looks like one and is none.
 var (
