@@ -82,7 +82,8 @@ func (f *engineFlags) apply() error {
 	if f.Guesses < 0 || f.Guesses > draft.MaxGuesses {
 		return usage("--guesses %d: from 1 to %d, or leave it out for as many as pay", f.Guesses, draft.MaxGuesses)
 	}
-	if err := f.checkDraft(); err != nil {
+	var err error
+	if f.Draft, err = checkDraft(f.Draft); err != nil {
 		return err
 	}
 	for flag, path := range map[string]string{"--trace": f.Trace, "--heat": f.Heat} {
@@ -98,28 +99,26 @@ func (f *engineFlags) apply() error {
 	return nil
 }
 
-// checkDraft refuses what can be no proposer. One that turns out to be of no use later is
+// checkDraft returns the proposers that --draft names, and refuses what can be none. One that turns out to be of no use later is
 // left out with a remark instead.
-func (f *engineFlags) checkDraft() error {
-	var names []string
-	for _, d := range f.Draft {
+func checkDraft(given []string) (names []string, err error) {
+	for _, d := range given {
 		switch info, err := os.Stat(d); {
 		case d == "off":
 			continue
 		case d == "ngram":
 		case err != nil || !info.IsDir():
-			return usage("--draft %q: give ngram, off, or the directory of a draft model", d)
+			return nil, usage("--draft %q: give ngram, off, or the directory of a draft model", d)
 		}
 		if slices.Contains(names, d) {
-			return usage("--draft %s is there twice: once is enough", d)
+			return nil, usage("--draft %s is there twice: once is enough", d)
 		}
 		names = append(names, d)
 	}
-	if len(names) < len(f.Draft) && len(names) > 0 {
-		return usage("--draft off leaves nothing for the others to do: give one or the other")
+	if len(names) < len(given) && len(names) > 0 {
+		return nil, usage("--draft off leaves nothing for the others to do: give one or the other")
 	}
-	f.Draft = names
-	return nil
+	return names, nil
 }
 
 // open opens the model; tokens is how many the run may come to. The caller calls close

@@ -19,6 +19,7 @@ type planCmd struct {
 	Memory  string    `placeholder:"SIZE" help:"Ceiling of memory, such as 24GB. Default: three quarters of what is available."`
 	Context int       `placeholder:"N" help:"Most tokens of prompt and text together. Default: 4096."`
 	Rows    int       `placeholder:"N" help:"Most tokens to compute in one pass. Default: ${rows}, or what the memory allows."`
+	Draft   []string  `placeholder:"NAME|DIR" default:"ngram" sep:"none" help:"What will guess tokens, as in a run. Default: ngram."`
 	Spine   string    `placeholder:"FILE" type:"path" help:"Packed dense weights ('deltafin pack spine') of the checkpoint."`
 	Threads int       `placeholder:"N" help:"Worker threads. Default: one per processor."`
 }
@@ -63,11 +64,16 @@ func (c *planCmd) Run(ctx context.Context, std streams) error {
 	} else if c.Spine != "" {
 		return usage("--spine needs --model DIR, the checkpoint that it was packed from")
 	}
-	// One drive holds the checkpoint, the others copies. Proposers are those of a run.
-	o := engine.Options{Memory: memory, Context: c.Context, PassRows: c.Rows, SpinePack: c.Spine, Draft: []string{"ngram"}, ExpertDirs: make([]string, len(dirs)+len(c.Rate)-1)}
+	proposers, err := checkDraft(c.Draft)
+	if err != nil {
+		return err
+	}
+	// One drive holds the checkpoint, the others copies.
+	o := engine.Options{Memory: memory, Context: c.Context, PassRows: c.Rows, SpinePack: c.Spine, Draft: proposers, ExpertDirs: make([]string, len(dirs)+len(c.Rate)-1), Warn: remark(std)}
 	if _, err := engine.Account(ck, o); err != nil {
 		return openError(err)
 	}
+	o.Warn = func(string) {} // once is enough
 	drives := drive.NewSet(drive.Options{Warn: remark(std)})
 	defer drives.Close()
 	for _, d := range dirs {
