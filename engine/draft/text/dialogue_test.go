@@ -106,7 +106,7 @@ func TestReadingOnAndBackIsReadingAnew(t *testing.T) {
 	golden := goldenTokens(t)
 	var tokens []int
 	marks := 0
-	for range 400 {
+	for range 200 {
 		tokens = append(tokens[:len(tokens)-r.IntN(len(tokens)+1)/(1+r.IntN(9))], randomTokens(r, f, golden, tok.Size())...)
 		got, err := p.read(tokens)
 		if err != nil {
@@ -136,7 +136,7 @@ func TestNoTextIsTooStrangeToBeContinued(t *testing.T) {
 	s := open(t, modelDir, Options{Window: leastWindow}).Start()
 	r := rand.New(rand.NewPCG(5, 6))
 	golden := goldenTokens(t)
-	for range 150 {
+	for range 70 {
 		tokens := randomTokens(r, f, golden, tok.Size())
 		k := 1 + r.IntN(10)
 		g := propose(t, s, tokens, k)
@@ -149,4 +149,32 @@ func TestNoTextIsTooStrangeToBeContinued(t *testing.T) {
 			}
 		}
 	}
+}
+
+func FuzzDialogue(f *testing.F) {
+	formats, tok := testFormats(f)
+	for _, tokens := range goldenTokens(f) {
+		b, err := tok.Decode(tokens)
+		if err != nil {
+			f.Fatal(err)
+		}
+		if len(b) < 1000 {
+			f.Add(string(b), len(tokens)/2)
+		}
+	}
+	f.Add("<|close|>think<|sep|><|open|>message role=<|sep|><|sep|>", 3)
+	f.Fuzz(func(t *testing.T, s string, back int) {
+		tokens := tok.EncodeSpecial(s)
+		p := &proposer{formats: formats, dialogue: dialogue{f: formats, closedAt: -1}}
+		for _, n := range []int{len(tokens), min(max(back, 0), len(tokens)), len(tokens)} {
+			d, err := p.read(tokens[:n])
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, want := shown(t, formats, tokens[:n])
+			if !slices.Equal(formats.vocab.encode(d.ids, d.pending), formats.vocab.encode(want.ids, want.pending)) {
+				t.Errorf("%q: %d of %d tokens are read otherwise after others", s, n, len(tokens))
+			}
+		}
+	})
 }

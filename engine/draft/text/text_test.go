@@ -226,7 +226,7 @@ func TestEveryGuessContinuesTheTextWithTokensOfK3(t *testing.T) {
 	asked, guessed := 0, 0
 	for _, c := range cases {
 		all := slices.Concat(c.PromptIDs, c.Greedy)
-		for n := 1; n <= len(all); n += 5 {
+		for n := 1; n <= len(all); n += 11 {
 			g := propose(t, s, all[:n], 5)
 			asked++
 			if len(g) > 5 {
@@ -304,7 +304,7 @@ func TestTheEndOfAChannelIsGuessedFromEachOfItsTokens(t *testing.T) {
 func TestCancellingEndsAProposal(t *testing.T) {
 	p := open(t, modelDir, Options{})
 	s := p.Start()
-	tokens := k3Tokens(t).Encode(strings.Repeat("A cow eats grass. ", 90))
+	tokens := k3Tokens(t).Encode(strings.Repeat("A cow eats grass. ", 40))
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := s.Propose(ctx, tokens, 4); !errors.Is(err, context.Canceled) {
@@ -316,7 +316,7 @@ func TestCancellingEndsAProposal(t *testing.T) {
 	}
 	// In the middle of a prompt: the cache holds what was computed, and that is right.
 	p.model.ids, p.model.best = nil, nil
-	if _, err := s.Propose(&expiring{Context: context.Background(), left: 3}, tokens, 4); !errors.Is(err, context.Canceled) {
+	if _, err := s.Propose(&expiring{Context: context.Background(), left: 1}, tokens, 4); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v", err)
 	}
 	if n := len(p.model.ids); n == 0 || n >= len(tokens)/2 {
@@ -465,12 +465,12 @@ func TestShardsAndALeftOverHeadAreTheSameModel(t *testing.T) {
 
 func TestMemoryIsAsBytesSays(t *testing.T) {
 	before := drive.Allocated()
-	p := open(t, modelDir, Options{Window: 1024})
+	p := open(t, modelDir, Options{Window: 256})
 	loaded, sequence := p.Bytes(4096)
 	if drive.Allocated() != before {
 		t.Error("Open read weights")
 	}
-	propose(t, p.Start(), k3Tokens(t).Encode(strings.Repeat("A cow eats grass. ", 400)), 4)
+	propose(t, p.Start(), k3Tokens(t).Encode(strings.Repeat("A cow eats grass. ", 80)), 4)
 	n := drive.Allocated() - before
 	for _, l := range p.model.layers {
 		n += int64(len(l.keys) + len(l.values))

@@ -32,12 +32,14 @@ const splitPattern = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 type vocab struct {
 	tokens  []string // id -> bytes; "" where there is none, and for added tokens
 	byteID  [256]int32
-	merges  map[[2]int32]merge
+	merges  map[uint64]merge // by the ids of both sides
 	added   map[string]int32
 	compose bool // text is brought into NFC first
 }
 
 type merge struct{ rank, id int32 }
+
+func sides(left, right int32) uint64 { return uint64(left)<<32 | uint64(right) }
 
 // vocabFile is the part of a tokenizer.json that matters.
 type vocabFile struct {
@@ -131,7 +133,7 @@ func parseVocab(b []byte, rows int) (*vocab, error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
-	v := &vocab{tokens: make([]string, rows), merges: map[[2]int32]merge{}, added: map[string]int32{}, compose: f.Normalizer != nil}
+	v := &vocab{tokens: make([]string, rows), merges: map[uint64]merge{}, added: map[string]int32{}, compose: f.Normalizer != nil}
 	taken := make([]bool, rows)
 	take := func(name string, id int) error {
 		switch {
@@ -167,7 +169,7 @@ func parseVocab(b []byte, rows int) (*vocab, error) {
 		if !ok || !ok2 || !ok3 {
 			return nil, fmt.Errorf("merge %d, %.60q, has a side or a result that is no token", rank, m)
 		}
-		key := [2]int32{int32(left), int32(right)}
+		key := sides(int32(left), int32(right))
 		if _, twice := v.merges[key]; twice {
 			return nil, fmt.Errorf("merge %d, %.60q, is given twice", rank, m)
 		}
@@ -272,7 +274,7 @@ func (v *vocab) piece(ids []int32, s []byte) []int32 {
 	for {
 		best, at := merge{rank: -1}, 0
 		for i := first; i+1 < len(ids); i++ {
-			if m, ok := v.merges[[2]int32{ids[i], ids[i+1]}]; ok && (best.rank < 0 || m.rank < best.rank) {
+			if m, ok := v.merges[sides(ids[i], ids[i+1])]; ok && (best.rank < 0 || m.rank < best.rank) {
 				best, at = m, i
 			}
 		}

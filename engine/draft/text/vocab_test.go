@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"unicode/utf8"
 
@@ -16,9 +17,11 @@ import (
 	"deltafin/golden"
 )
 
+var nanoVocab = sync.OnceValues(func() (*vocab, error) { return readVocab(filepath.Join(modelDir, "tokenizer.json"), 2080) })
+
 func testVocab(t testing.TB) *vocab {
 	t.Helper()
-	v, err := readVocab(filepath.Join(modelDir, "tokenizer.json"), 2080)
+	v, err := nanoVocab()
 	if err != nil {
 		t.Fatal(err)
 	}
