@@ -200,6 +200,67 @@ func (Bench) Switches() error {
 	return sh(nil, "go", "run", "./engine/switchbench", "-json", "bench-switches.json")
 }
 
+// Fetch fetches shards over loopback and has curl do the same, from a server in Go and from
+// nginx, and prints the ratio and the memory. DELTAFIN_FETCH_BYTES says how many, 4e9 by
+// default; as much room is needed below TMPDIR.
+func (Bench) Fetch() error {
+	return sh(nil, "go", "test", "-run", "^$", "-bench", "AgainstCurl", "-benchtime", "3x", "-timeout", "6h", "-v", "./engine/hub")
+}
+
+// Fetch holds what brings things here.
+type Fetch mg.Namespace
+
+// Aliases are short names.
+var Aliases = map[string]any{"fetch": Fetch.Development}
+
+// Development brings all that work on the project needs: the modules, and the built-in
+// miniature, unpacked and run. It says which optional programs are absent, what is not run
+// without them, and how to get them. No weights are needed but those in the repository.
+func (Fetch) Development() error {
+	for _, args := range [][]string{
+		{"mod", "download"},
+		{"-C", "engine/openai/sdktest", "mod", "download"},
+		{"run", "./cmd/deltafin", "run", "--prompt", "The capital of France is", "--max-new", "8"},
+	} {
+		if err := sh(nil, "go", args...); err != nil {
+			return err
+		}
+	}
+	fmt.Println()
+	for _, p := range []struct {
+		what, missed, get string
+		check             []string // any of them, split at spaces
+	}{
+		{"python3 with numpy", "the numpy oracle", "apt-get install python3-numpy", []string{"python3 -c import#numpy", "/usr/bin/python3 -c import#numpy"}},
+		{"nginx", "the tests against a second web server", "apt-get install nginx-light", []string{"nginx -v"}},
+		{"curl", "bench:fetch", "apt-get install curl", []string{"curl --version"}},
+		{"Chromium", "the test of the server's page", "apt-get install chromium", []string{"chromium --version", "chromium-browser --version", "google-chrome --version"}},
+		{"npm", "the JavaScript clients of sdk", "apt-get install npm", []string{"npm --version"}},
+		{"Jupyter, matplotlib and pandas", "notebooks", "apt-get install python3-nbconvert python3-ipykernel python3-matplotlib python3-pandas", []string{"python3 -c import#nbconvert,ipykernel,matplotlib,pandas", "/usr/bin/python3 -c import#nbconvert,ipykernel,matplotlib,pandas"}},
+	} {
+		here := slices.ContainsFunc(p.check, func(c string) bool {
+			args := strings.Fields(c)
+			for i := range args {
+				args[i] = strings.ReplaceAll(args[i], "#", " ")
+			}
+			return exec.Command(args[0], args[1:]...).Run() == nil
+		})
+		if here {
+			fmt.Printf("here    %s\n", p.what)
+		} else {
+			fmt.Printf("absent  %s: not run without it: %s; on Debian: %s\n", p.what, p.missed, p.get)
+		}
+	}
+	return nil
+}
+
+// Full fetches the real Kimi K3 into a directory: 1.56 TB, which it asks about first.
+func (Fetch) Full(dir string) error {
+	c := exec.Command("go", "run", "./cmd/deltafin", "fetch", "--full", dir)
+	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+	return c.Run()
+}
+
 // Prefill holds the benchmark of whole prompts.
 type Prefill mg.Namespace
 
