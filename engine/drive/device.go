@@ -211,6 +211,10 @@ func (d *Device) dispatch() {
 		d.advance(now)
 		t.state, t.started, t.left = active, now, float64(t.r.Bytes)
 		if d.Remote() {
+			t.before = t.left
+			for _, o := range d.flight {
+				t.before += o.left
+			}
 			t.ctx, t.abort = context.WithCancel(context.Background())
 		}
 		t.alone = len(d.flight) == 0
@@ -259,8 +263,13 @@ func (d *Device) serve(t *Ticket) {
 	d.land(t, now)
 	d.meter.account(physical, len(d.flight) == 0)
 	if err == nil {
-		if t.alone {
-			d.meter.solo(physical, now.Sub(t.started))
+		switch {
+		case t.alone:
+			d.meter.solo(float64(physical), now.Sub(t.started))
+		case d.Remote():
+			// Requests overlap so much that hardly one is alone: what the bytes before it do
+			// not explain is latency too.
+			d.meter.solo(t.before, now.Sub(t.started))
 		}
 		a := &d.stats.Demand
 		if t.r.Class == Ahead {

@@ -60,9 +60,10 @@ func (m *meter) account(n int64, idle bool) {
 	}
 }
 
-// solo learns latency from a read that had the device to itself.
-func (m *meter) solo(n int64, took time.Duration) {
-	over := max(took.Seconds()-float64(n)/m.rate(), 0)
+// solo learns latency from a read that had the device to itself, or as good as that: n
+// bytes were to come until it was complete.
+func (m *meter) solo(n float64, took time.Duration) {
+	over := max(took.Seconds()-n/m.rate(), 0)
 	m.lat += (over - m.lat) / 8
 }
 

@@ -7,7 +7,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -121,4 +123,27 @@ func TestFillingFilesMayChangeInside(t *testing.T) {
 		}
 		write(t, path, 3*block)
 	}
+}
+
+// A server that answers late is known to do so although its answers overlap.
+func TestRemoteLatencyIsLearnedFromReadsThatOverlap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSet(t, Options{})
+		f := openRemote(t, s, far(func(context.Context, string, []byte, int64) error {
+			time.Sleep(200 * time.Millisecond)
+			return nil
+		}), 1<<30)
+		for range 10 {
+			var wg sync.WaitGroup
+			for range remoteDepth {
+				wg.Add(1)
+				b := newBuffer(t, 1<<17)
+				s.Submit(t.Context(), Read{File: f, Bytes: 1 << 17, Into: b, Done: func(error) { wg.Done() }})
+			}
+			wg.Wait()
+		}
+		if got := f.Device().Expect(Demand, 1<<17); got < 60*time.Millisecond || got > 300*time.Millisecond {
+			t.Errorf("a read is expected to take %v, it takes 200ms", got)
+		}
+	})
 }

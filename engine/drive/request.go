@@ -54,6 +54,7 @@ type Ticket struct {
 	alone   bool    // no other read was in flight beside it so far
 	timer   *time.Timer
 	hold    *descriptor
+	before  float64         // bytes in flight when a read from a remote began, its own included
 	ctx     context.Context // of a read from a remote, which abort ends
 	abort   context.CancelFunc
 }

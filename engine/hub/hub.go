@@ -50,7 +50,7 @@ type Options struct {
 
 	// Sources are tried in order; the next serves while one fails. Each is the
 	// address of a hub, or an address with {path} in it where the name of a file goes.
-	// None means DefaultHub.
+	// None means DefaultHub, or those that a store remembers which fills on demand.
 	Sources []string
 
 	// Token is sent to the first hub and nowhere else, not even where that hub
@@ -77,6 +77,18 @@ type Options struct {
 	Log      func(line string)
 
 	hooks *hooks
+}
+
+// remember takes the sources of a store that fills on demand, where none are given.
+func (o *Options) remember() error {
+	if len(o.Sources) > 0 || o.Dir == "" {
+		return nil
+	}
+	r, err := (&store{dir: o.Dir}).stream()
+	if err == nil {
+		o.Sources = r.Sources
+	}
+	return err
 }
 
 func (o *Options) defaults() error {
@@ -149,6 +161,9 @@ func Preview(ctx context.Context, o Options) (*Plan, error) {
 }
 
 func preview(ctx context.Context, o *Options) (*Plan, error) {
+	if err := o.remember(); err != nil {
+		return nil, err
+	}
 	if err := o.defaults(); err != nil {
 		return nil, err
 	}
@@ -176,6 +191,9 @@ func inDir(dir string, err error) error {
 }
 
 func fetch(ctx context.Context, o *Options) error {
+	if err := o.remember(); err != nil {
+		return err
+	}
 	if err := o.defaults(); err != nil {
 		return err
 	}
