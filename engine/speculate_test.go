@@ -251,7 +251,9 @@ func TestAProposerCannotMakeARunFail(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	nanoVocab := openSet(t, "nano", Options{}).Config().Vocab
 	broken := func([]int, int) ([]draft.Guess, error) { return nil, errors.New("the weights are torn") }
+	nothing := func([]int, int) ([]draft.Guess, error) { return nil, nil }
 	for _, tt := range []struct {
 		name    string
 		options Options
@@ -260,12 +262,15 @@ func TestAProposerCannotMakeARunFail(t *testing.T) {
 		{"an error", Options{Proposers: []draft.Proposer{liar{name: "x", propose: broken}}}, "the weights are torn"},
 		{"an error of a forced one", Options{Guesses: 4, Proposers: []draft.Proposer{liar{name: "x", propose: broken}}}, "the weights are torn"},
 		{"tokens that do not exist", Options{Proposers: []draft.Proposer{liar{name: "x", propose: func(_ []int, k int) ([]draft.Guess, error) {
-			return sure(1 << 20), nil
-		}}}}, "token 1048576"},
+			return sure(nanoVocab), nil
+		}}}}, fmt.Sprintf("token %d", nanoVocab)},
 		{"negative tokens", Options{Guesses: 1, Proposers: []draft.Proposer{liar{name: "x", propose: func(_ []int, k int) ([]draft.Guess, error) {
 			return sure(-1), nil
 		}}}}, "token -1"},
 		{"no room", Options{Memory: 300 << 20, Proposers: []draft.Proposer{liar{name: "big", memory: 1 << 40}}}, "it needs 1099"},
+		{"room for one", Options{Memory: 300 << 20, Proposers: []draft.Proposer{
+			liar{name: "first", memory: 90e6, propose: nothing}, liar{name: "second", memory: 90e6, propose: nothing},
+		}}, "second: nothing is guessed with it"},
 		{"no such thing", Options{Draft: []string{"/nowhere"}}, "/nowhere: config.json"},
 		{"another model", Options{Draft: []string{golden.ModelDir("nano")}}, "draft models are k3_dspark and qwen3"},
 		{"a draft of another model", Options{Draft: []string{"testdata/none"}}, "nothing is guessed"},
@@ -280,6 +285,69 @@ func TestAProposerCannotMakeARunFail(t *testing.T) {
 		if len(remarks) != 1 || !strings.Contains(remarks[0], tt.remark) {
 			t.Errorf("%s: remarks %q", tt.name, remarks)
 		}
+	}
+}
+
+// TestNoMoreIsGuessedThanHasRoom holds each limit of a block where it is the one that counts.
+func TestNoMoreIsGuessedThanHasRoom(t *testing.T) {
+	for _, c := range []struct {
+		name                  string
+		rows, context, maxNew int
+	}{
+		{"rows", 3, 200, 40},
+		{"one row", 1, 200, 10},
+		{"context", 64, 20, 1000},
+		{"number of tokens", 64, 200, 6},
+	} {
+		var e *Engine
+		const prompt = 3
+		most := 0
+		e = openSet(t, "tiny-a", Options{Guesses: draft.MaxGuesses, PassRows: c.rows, Context: c.context, Proposers: []draft.Proposer{liar{
+			name: "x", propose: func(tokens []int, k int) ([]draft.Guess, error) {
+				room := min(c.rows-1, c.context-len(tokens), prompt+c.maxNew-len(tokens)-1, draft.MaxGuesses)
+				if k != room {
+					t.Errorf("%s: %d guesses are asked for behind %d tokens, %d have room", c.name, k, len(tokens), room)
+				}
+				most = max(most, k)
+				return sure(make([]int, k)...), nil
+			},
+		}}})
+		for range 2 {
+			res, err := e.NewSession().Generate(context.Background(), Request{Prompt: []int{1, 2, 3}, MaxNew: c.maxNew})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := res.Stats.Draft; d.Tokens != len(res.IDs)-1 {
+				t.Errorf("%s: %d tokens are accounted for, %d came behind the first", c.name, d.Tokens, len(res.IDs)-1)
+			}
+		}
+		if want := min(c.rows-1, draft.MaxGuesses); c.rows < 64 && most != want {
+			t.Errorf("%s: at most %d guesses were asked for", c.name, most)
+		}
+	}
+}
+
+// TestACancelledProposerIsAskedAgain ends the context while a proposer thinks.
+func TestACancelledProposerIsAskedAgain(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	asked := 0
+	e := openSet(t, "tiny-a", Options{Guesses: 2, Warn: func(line string) { t.Error(line) }, Proposers: []draft.Proposer{liar{
+		name: "x", propose: func([]int, int) ([]draft.Guess, error) {
+			asked++
+			cancel()
+			return nil, ctx.Err()
+		},
+	}}})
+	s := e.NewSession()
+	if res, err := s.Generate(ctx, Request{Prompt: []int{1, 2, 3}, MaxNew: 9}); err != nil || res.Finish != FinishCancelled {
+		t.Fatalf("%s, error %v", res.Finish, err)
+	}
+	ctx = context.Background()
+	if _, err := e.NewSession().Generate(ctx, Request{Prompt: []int{1, 2, 3}, MaxNew: 9}); err != nil {
+		t.Fatal(err)
+	}
+	if asked < 3 {
+		t.Errorf("asked %d times", asked)
 	}
 }
 

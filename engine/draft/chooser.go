@@ -13,9 +13,10 @@ const MaxGuesses = 8
 // often guesses of a stated probability were right. Checking is worth it if it is expected to
 // give more tokens per second than passes of one row.
 //
-// What guessing may lose against plain decoding is bounded: one token's time and
-// lossShare of the time spent. Within it a proposer that does not pay is tried again now
-// and then; beyond it nothing is asked.
+// Once guessing has lost one token's time and lossShare of the time spent against plain
+// decoding, nothing is asked. Within that a proposer that does not pay is tried again now and
+// then. What it may lose is more by what the last try went beyond it, and by two calls of
+// each proposer: the first loads, the second tells what a call takes.
 type Chooser struct {
 	force int // guesses to check always, 0 to decide
 	now   func() time.Time
@@ -101,7 +102,7 @@ type Stats struct {
 	Proposers []ProposerStats `json:"proposers"`
 	Passes    int             `json:"passes"`  // that decided tokens, but for the prompt's
 	Tokens    int             `json:"tokens"`  // that they decided
-	Seconds   float64         `json:"seconds"` // of passes and proposers
+	Seconds   float64         `json:"seconds"` // of passes and proposers, but for the first call of each, which loads
 
 	Plain        int     `json:"plain_passes"` // with one row
 	PlainSeconds float64 `json:"plain_seconds"`

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -113,6 +114,37 @@ func TestGuessesThatAreWrongCostAlmostNothing(t *testing.T) {
 	}
 }
 
+// TestWhatGuessingMayLoseIsBounded holds every world to the account: a share of the time, a
+// few tokens, and the two calls of each proposer whose time nobody knew.
+func TestWhatGuessingMayLoseIsBounded(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		world
+	}{
+		{"boastful", world{linear(0.95), []luck{{p: 0, says: 0.97}}, 0}},
+		{"calls that cost a little each", world{linear(0.6), []luck{{p: 0, says: 0.1, think: 0.03}}, 0}},
+		{"calls that cost more than they give", world{linear(0.2), []luck{{p: 0.95, says: 0.9, think: 2.5}}, 0}},
+		{"calls of ten tokens' time", world{linear(0.9), []luck{{p: 0.05, says: 0.9, think: 2.5}}, 0}},
+		{"from drives", world{union, []luck{{p: 0.2, says: 0.9}}, 0}},
+		{"three", world{union, []luck{{p: 0, says: 0.9}, {p: 0.1, says: 0.9, think: 0.05}, {p: 0, says: 0.99, think: 0.1}}, 0}},
+		{"right, then wrong", world{union, []luck{{p: 0.95, says: 0.9, turns: 100}}, 0}},
+	} {
+		unknown := 0.0
+		for _, l := range c.arms {
+			unknown += 2 * l.think
+		}
+		for _, tokens := range []int{64, 256, 2048} {
+			for seed := range uint64(10) {
+				took, plain := c.decode(t, NewChooser(names(len(c.arms)), 0), tokens, seed)
+				if beyond := (took - plain - lossShare*took - unknown) / c.cost(1); beyond > 6 {
+					t.Errorf("%s, %d tokens: the time of %.1f tokens was lost beyond the share", c.name, tokens, beyond)
+					break
+				}
+			}
+		}
+	}
+}
+
 func TestGuessesThatAreRightAreUsed(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -193,5 +225,41 @@ func TestAProposerThatFailsIsNotAskedAgain(t *testing.T) {
 		if len(errs) != 1 || asked[0] != 1 || asked[1] < 20 {
 			t.Errorf("force %d: errors %v, asked %v", force, errs, asked)
 		}
+	}
+}
+
+func TestTheAccountAddsUp(t *testing.T) {
+	c, at := NewChooser([]string{"a"}, 2), time.Unix(0, 0)
+	c.now = func() time.Time { return at }
+	pass := func(limit, compared, right int, took time.Duration) {
+		if _, err := c.Next(limit, func(_, k int) ([]Guess, error) {
+			at = at.Add(time.Second / 2)
+			return make([]Guess, k), nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		c.Passed(compared, right, took)
+	}
+	pass(0, 0, 0, time.Second)
+	pass(2, 2, 1, 2*time.Second) // the first call loads, and counts for the proposer only
+	before := c.Stats()
+	pass(2, 1, 1, 2*time.Second) // the text ended behind the first guess
+
+	want := Stats{Passes: 3, Tokens: 5, Seconds: 5.5, Plain: 1, PlainSeconds: 1}
+	a := ProposerStats{Name: "a", Asked: 2, Seconds: 1, Passes: 2, Checked: 4, Accepted: 2}
+	a.At[0].Right, a.At[0].All, a.At[1].All = 2, 2, 1
+	want.Proposers = []ProposerStats{a}
+	if got := c.Stats(); !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if got := want.Gain(); got != 5/5.5 {
+		t.Errorf("gain %v", got)
+	}
+	last := Stats{Passes: 1, Tokens: 2, Seconds: 2.5}
+	a = ProposerStats{Name: "a", Asked: 1, Seconds: 0.5, Passes: 1, Checked: 2, Accepted: 1}
+	a.At[0].Right, a.At[0].All = 1, 1
+	last.Proposers = []ProposerStats{a}
+	if got := c.Stats().Sub(before); !reflect.DeepEqual(got, last) {
+		t.Errorf("of the last pass %+v, want %+v", got, last)
 	}
 }
