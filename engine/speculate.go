@@ -123,24 +123,21 @@ func (s *Session) guess(ctx context.Context, newest, limit int) []draft.Guess {
 
 // block is a pass and the guesses that it checks: rows[0] is of the token before them.
 type block struct {
-	rows            [][]float32
-	guesses         []draft.Guess
-	compared, right int
-	took            time.Duration
-	open            bool // not finished
+	rows          [][]float32
+	guesses       []draft.Guess
+	chosen, right int // tokens chosen from rows, and those of them that were guessed
+	took          time.Duration
+	open          bool // not finished
 }
 
-// compare says whether id, chosen from row right, was guessed.
+// compare takes note of id, chosen from row right, and says whether it was guessed.
 func (b *block) compare(id int) bool {
-	if b.compared == len(b.guesses) {
+	b.chosen++
+	if b.right == len(b.guesses) || b.guesses[b.right].ID != id {
 		return false
 	}
-	ok := b.guesses[b.compared].ID == id
-	b.compared++
-	if ok {
-		b.right++
-	}
-	return ok
+	b.right++
+	return true
 }
 
 // next runs the pass after the chosen token newest, with guesses of at most limit
@@ -178,6 +175,6 @@ func (s *Session) finish(b *block) error {
 			return err
 		}
 	}
-	s.engine.chooser.Passed(b.compared, b.right, b.took+time.Since(began))
+	s.engine.chooser.Passed(b.chosen, b.right, b.took+time.Since(began))
 	return nil
 }

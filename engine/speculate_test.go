@@ -234,6 +234,9 @@ func TestADraftedTextEndsAnywhere(t *testing.T) {
 			if len(res.IDs) > n || len(res.IDs) < n-1 {
 				t.Errorf("%s after %d tokens: there are %d", name, n, len(res.IDs))
 			}
+			if d := res.Stats.Draft; d.Tokens != n-1 {
+				t.Errorf("%s after %d tokens: %d behind the prompt's are accounted for", name, n, d.Tokens)
+			}
 			if got := stateHash(t, s); got != hash {
 				t.Errorf("%s after %d tokens: state %s, want %s", name, n, got, hash)
 			}

@@ -296,9 +296,10 @@ const probeShare = 0.25
 // room is how many seconds guessing may still lose.
 func (c *Chooser) room() float64 { return c.seconds(1) + lossShare*c.stats.Seconds - c.lost }
 
-// Passed tells how many of the guesses were compared with what the model chose, how many
-// of these were right before the first that was not, and how long the pass took.
-func (c *Chooser) Passed(compared, right int, took time.Duration) {
+// Passed tells how many tokens were chosen from the pass, how many of them had been guessed,
+// which are the first ones, and how long it took. There is one more that was not, unless the
+// text ended with a guess.
+func (c *Chooser) Passed(chosen, right int, took time.Duration) {
 	rows := len(c.guesses) + 1
 	c.measured(rows, took.Seconds())
 	c.stats.Seconds += took.Seconds() + c.asking
@@ -309,11 +310,11 @@ func (c *Chooser) Passed(compared, right int, took time.Duration) {
 		c.stats.PlainSeconds += took.Seconds()
 	}
 	c.stats.Passes++
-	c.stats.Tokens += right + 1
+	c.stats.Tokens += chosen
 	one := c.seconds(1)
 	c.lost += c.asking
 	if one > 0 {
-		c.lost = max(c.lost+c.seconds(rows)-float64(right+1)*one, 0)
+		c.lost = max(c.lost+c.seconds(rows)-float64(chosen)*one, 0)
 	}
 	if c.arm < 0 {
 		return
@@ -322,7 +323,7 @@ func (c *Chooser) Passed(compared, right int, took time.Duration) {
 	a.stats.Passes++
 	a.stats.Checked += len(c.guesses)
 	a.stats.Accepted += right
-	for i, g := range c.guesses[:min(right+1, compared)] {
+	for i, g := range c.guesses[:min(chosen, len(c.guesses))] {
 		a.levels[level(g.P)].add(i < right)
 		a.stats.At[i].All++
 		if i < right {

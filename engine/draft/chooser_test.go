@@ -58,7 +58,7 @@ func (w world) decode(t *testing.T, c *Chooser, tokens int, seed uint64) (took, 
 		}
 		pass := w.cost(len(g)+1) * max(1+w.noise*rng.NormFloat64(), 0.3)
 		took += pass + thought
-		c.Passed(len(g), right, time.Duration(pass*1e9))
+		c.Passed(right+1, right, time.Duration(pass*1e9))
 		n += right + 1
 	}
 	return took, float64(tokens) * w.cost(1)
@@ -194,7 +194,7 @@ func TestForcedGuessesAreAlwaysChecked(t *testing.T) {
 		if err != nil || len(g) != 3 {
 			t.Fatalf("%d guesses, error %v", len(g), err)
 		}
-		c.Passed(len(g), 0, time.Second)
+		c.Passed(1, 0, time.Second)
 	}
 	if g, _ := c.Next(1, func(_, k int) ([]Guess, error) { return make([]Guess, k), nil }); len(g) != 1 {
 		t.Errorf("%d guesses where one has room", len(g))
@@ -220,7 +220,7 @@ func TestAProposerThatFailsIsNotAskedAgain(t *testing.T) {
 			if len(g) > 4 {
 				t.Fatalf("%d guesses where 4 have room", len(g))
 			}
-			c.Passed(len(g), len(g), time.Second)
+			c.Passed(len(g)+1, len(g), time.Second)
 		}
 		if len(errs) != 1 || asked[0] != 1 || asked[1] < 20 {
 			t.Errorf("force %d: errors %v, asked %v", force, errs, asked)
@@ -231,31 +231,31 @@ func TestAProposerThatFailsIsNotAskedAgain(t *testing.T) {
 func TestTheAccountAddsUp(t *testing.T) {
 	c, at := NewChooser([]string{"a"}, 2), time.Unix(0, 0)
 	c.now = func() time.Time { return at }
-	pass := func(limit, compared, right int, took time.Duration) {
+	pass := func(limit, chosen, right int, took time.Duration) {
 		if _, err := c.Next(limit, func(_, k int) ([]Guess, error) {
 			at = at.Add(time.Second / 2)
 			return make([]Guess, k), nil
 		}); err != nil {
 			t.Fatal(err)
 		}
-		c.Passed(compared, right, took)
+		c.Passed(chosen, right, took)
 	}
-	pass(0, 0, 0, time.Second)
+	pass(0, 1, 0, time.Second)
 	pass(2, 2, 1, 2*time.Second) // the first call loads, and counts for the proposer only
 	before := c.Stats()
-	pass(2, 1, 1, 2*time.Second) // the text ended behind the first guess
+	pass(2, 1, 1, 2*time.Second) // the text ended with the first guess
 
-	want := Stats{Passes: 3, Tokens: 5, Seconds: 5.5, Plain: 1, PlainSeconds: 1}
+	want := Stats{Passes: 3, Tokens: 4, Seconds: 5.5, Plain: 1, PlainSeconds: 1}
 	a := ProposerStats{Name: "a", Asked: 2, Seconds: 1, Passes: 2, Checked: 4, Accepted: 2}
 	a.At[0].Right, a.At[0].All, a.At[1].All = 2, 2, 1
 	want.Proposers = []ProposerStats{a}
 	if got := c.Stats(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	if got := want.Gain(); got != 5/5.5 {
+	if got := want.Gain(); got != 4/5.5 {
 		t.Errorf("gain %v", got)
 	}
-	last := Stats{Passes: 1, Tokens: 2, Seconds: 2.5}
+	last := Stats{Passes: 1, Tokens: 1, Seconds: 2.5}
 	a = ProposerStats{Name: "a", Asked: 1, Seconds: 0.5, Passes: 1, Checked: 2, Accepted: 1}
 	a.At[0].Right, a.At[0].All = 1, 1
 	last.Proposers = []ProposerStats{a}

@@ -101,7 +101,7 @@ func readVocab(path string, rows int) (*vocab, error) {
 	// Opening a pipe would wait for its other end.
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: put the tokenizer.json that belongs to the weights there", err)
 	}
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file: put the model's own file there", path)

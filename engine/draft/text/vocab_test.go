@@ -220,6 +220,8 @@ func TestTokenizersOfAnotherKindAreRefused(t *testing.T) {
 func TestATokenizerThatIsNoFileIsRefused(t *testing.T) {
 	_, err := readVocab(t.TempDir(), 10)
 	oneLine(t, err, "not a regular file")
+	_, err = readVocab(filepath.Join(t.TempDir(), "tokenizer.json"), 10)
+	oneLine(t, err, "put the tokenizer.json that belongs to the weights there")
 }
 
 func FuzzParseVocab(f *testing.F) {
