@@ -74,11 +74,10 @@ func (g *generation) begin(cached int) {
 	g.signal()
 }
 
-// end settles how it ended; finish is empty after an error.
-func (g *generation) end(f finish, err error) {
+// end settles how it ended; rec.finish is set unless by an error.
+func (g *generation) end(err error) {
 	if err == nil {
 		g.add(g.reader.flush())
-		g.rec.finish = f
 	}
 	g.mu.Lock()
 	g.ended, g.err = true, err
@@ -135,7 +134,7 @@ func (g *generation) ids() []int {
 // run makes the answer when its turn has come. It owns g until g.ended.
 func (s *Server) run(ctx context.Context, g *generation, t *ticket) {
 	if err := t.wait(ctx); err != nil {
-		g.end("", err)
+		g.end(err)
 		return
 	}
 	s.activity.start(s.model.Info().Layers)
@@ -143,7 +142,7 @@ func (s *Server) run(ctx context.Context, g *generation, t *ticket) {
 	if cause := context.Cause(ctx); cause != nil && err != nil {
 		err = cause
 	}
-	if f != "" && err == nil {
+	if err == nil {
 		g.rec.finish = f
 	}
 	// The memo gets it before the client does, and the turn is over before both: a client
@@ -155,7 +154,7 @@ func (s *Server) run(ctx context.Context, g *generation, t *ticket) {
 	}
 	s.activity.stop(s.model.Counters())
 	t.leave()
-	g.end(f, err)
+	g.end(err)
 }
 
 // cutOff is a session as its client left it: inside a pass, as a rule.

@@ -164,6 +164,11 @@ func TestCountingTokensIsWhatThePromptHas(t *testing.T) {
 	if want := len(promptOf(t, f, messagesAPI, body)); got["input_tokens"] != want {
 		t.Errorf("%v, want %d", got, want)
 	}
+	// More than the context holds has to be counted too: how else would one know how much to leave out?
+	long := `{"messages":[{"role":"user","content":"` + strings.Repeat("many words ", f.info.Context) + `"}]}`
+	if got := answerOf[map[string]int](t, url+"/v1/messages/count_tokens", long); got["input_tokens"] <= f.info.Context {
+		t.Errorf("%v, want more than the context's %d", got, f.info.Context)
+	}
 	if len(f.passes()) != 0 {
 		t.Error("counting took the engine")
 	}

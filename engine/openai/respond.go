@@ -55,10 +55,7 @@ func (s *Server) read(a api, w http.ResponseWriter, r *http.Request) (*request, 
 	if bad == nil {
 		bad = req.render(s.model)
 	}
-	if bad != nil {
-		return nil, bad
-	}
-	return req, nil
+	return req, bad
 }
 
 // answer handles a generation of an API.
@@ -67,6 +64,9 @@ func (s *Server) answer(a api) http.HandlerFunc {
 		req, err := s.read(a, w, r)
 		if err == nil && a == messagesAPI && req.maxTokens == nil {
 			err = missing("max_tokens")
+		}
+		if err == nil {
+			err = req.admit(s.model.Info())
 		}
 		if err != nil {
 			err.write(w, a)
@@ -86,7 +86,7 @@ func (s *Server) answer(a api) http.HandlerFunc {
 			s.metrics.memo()
 			g.begin(0)
 			g.replay()
-			g.end(g.rec.finish, nil)
+			g.end(nil)
 			s.respond(r.Context(), w, g, nil)
 			return
 		}
@@ -117,7 +117,8 @@ func (s *Server) answer(a api) http.HandlerFunc {
 		<-done
 		s.metrics.ended(a, g)
 		s.o.Log.Info("answered", "api", a.String(), "id", g.rec.id, "tokens", g.usage().String(), "finish", string(g.rec.finish), "seconds", time.Since(began).Seconds())
-		if errors.Is(answered, errBrokenOff) {
+		if answered != nil {
+			// Whoever still reads, after closing its own half, must not take this for a whole answer.
 			panic(http.ErrAbortHandler)
 		}
 	}

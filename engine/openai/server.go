@@ -240,11 +240,20 @@ func Serve(ctx context.Context, o Options, open func(context.Context) (Model, er
 	opening := notReady()
 	current.Store(&opening)
 	hs := &http.Server{
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*current.Load()).ServeHTTP(w, r) }),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.ContentLength != 0 {
+				// net/http waits for the body before it answers, even for one that nobody reads.
+				http.NewResponseController(w).SetReadDeadline(time.Now().Add(o.ReadTimeout))
+			}
+			(*current.Load()).ServeHTTP(w, r)
+		}),
 		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
+		// Counted from the headers on: a body waits for its turn to be read, and then may take
+		// its time. Answers of the engine have limits of their own.
+		WriteTimeout:   2*o.ReadTimeout + o.WriteTimeout,
+		IdleTimeout:    2 * time.Minute,
+		MaxHeaderBytes: 64 << 10,
+		ErrorLog:       slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan error, 1)
 	go func() { served <- hs.Serve(limitListener(l, o.MaxConns)) }()

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -463,6 +464,80 @@ func TestStoppingLetsAnswersEndUntilTheDeadline(t *testing.T) {
 	}
 	if g.left.Load() != 1 {
 		t.Error("the pass was not stopped")
+	}
+}
+
+// open serves f by Serve itself, once it is ready.
+func open(t *testing.T, f *fake, o Options) net.Addr {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	addr, ended := make(chan net.Addr, 1), make(chan error, 1)
+	o.Port, o.Log, o.Listen = -1, slog.New(slog.DiscardHandler), func(a net.Addr) { addr <- a }
+	go func() {
+		ended <- Serve(ctx, o, func(context.Context) (Model, error) { return f, nil })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return <-addr
+}
+
+func TestNobodyHoldsAConnectionForEver(t *testing.T) {
+	a := open(t, newFake(), Options{ReadTimeout: 50 * time.Millisecond, WriteTimeout: 50 * time.Millisecond})
+	for _, tt := range []struct {
+		name, request string
+		answered      bool
+	}{
+		{"a body that never comes, of a request that has none", "GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", true},
+		{"a body that never comes, of a request that is refused", "POST /v1/chat/completions HTTP/1.1\r\nHost: elsewhere\r\nContent-Length: 100\r\n\r\n{", true},
+		{"answers that nobody reads", strings.Repeat("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 1000), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := net.Dial("tcp", a.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(20 * time.Second))
+			var answer []byte
+			for err == nil {
+				if _, err = io.WriteString(c, tt.request); tt.answered {
+					answer, err = io.ReadAll(c)
+					break
+				}
+			}
+			if errors.Is(err, os.ErrDeadlineExceeded) || tt.answered && !bytes.HasPrefix(answer, []byte("HTTP/1.1 ")) {
+				t.Errorf("got %q, %v; the server did not let go", answer, err)
+			}
+		})
+	}
+}
+
+// A client that closes its half of the connection counts as gone, but may still read.
+func TestAnAnswerThatEndsEarlyIsNotTakenForAWholeOne(t *testing.T) {
+	f, g := newFake(), newGate()
+	f.layer = g.layer
+	_, url := serve(t, f, Options{})
+	for _, body := range []string{hello, streaming(hello)} {
+		c, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(20 * time.Second))
+		fmt.Fprintf(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		g.step <- struct{}{}
+		c.(*net.TCPConn).CloseWrite()
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err == nil {
+			_, err = io.ReadAll(resp.Body)
+		}
+		if !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%s: the answer of a request that was given up ends with %v", body, err)
+		}
 	}
 }
 
