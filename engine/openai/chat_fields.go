@@ -116,28 +116,41 @@ type tool struct {
 
 var functionName = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,64}$`)
 
-var toolFields = []field[tool]{
-	{name: "type", note: "`function`", read: func(t *tool, v json.RawMessage, p string) (err *apiError) {
+var (
+	toolType = field[tool]{name: "type", note: "`function`", read: func(t *tool, v json.RawMessage, p string) (err *apiError) {
 		t.kind, err = readChoice(v, p, "function")
 		return err
-	}},
-	{name: "function", note: "the declaration", read: func(t *tool, v json.RawMessage, p string) *apiError {
-		return readFields(t, functionFields, v, p)
-	}},
-}
-
-var functionFields = []field[tool]{
-	{name: "name", note: "letters, digits, `_`, `-` and `.`, at most 64", read: func(t *tool, v json.RawMessage, p string) *apiError {
+	}}
+	toolName = field[tool]{name: "name", note: "letters, digits, `_`, `-` and `.`, at most 64", read: func(t *tool, v json.RawMessage, p string) *apiError {
 		s, err := readString(v, p)
 		if err == nil && !functionName.MatchString(s) {
 			err = invalid(p, "%q is not a function name: use letters, digits, _, - and ., at most 64", clip(s))
 		}
 		t.name = s
 		return err
+	}}
+)
+
+var toolFields = []field[tool]{
+	toolType,
+	{name: "function", note: "the declaration", read: func(t *tool, v json.RawMessage, p string) *apiError {
+		return readFields(t, functionFields, v, p)
 	}},
+}
+
+var functionFields = []field[tool]{
+	toolName,
 	{name: "description", note: "shown to the model", read: anyString[tool]},
 	{name: "parameters", note: "a JSON schema, shown to the model", read: anyObject[tool]},
 	{name: "strict", support: noEffect, note: "`false`: arguments are not forced into the schema", read: only[tool]("false")},
+}
+
+// choiceFields are those of a tool_choice that names a function.
+var choiceFields = []field[tool]{
+	toolType,
+	{name: "function", note: "its name", read: func(t *tool, v json.RawMessage, p string) *apiError {
+		return readFields(t, []field[tool]{toolName}, v, p)
+	}},
 }
 
 // settleChat checks what concerns several of chat's fields.
@@ -309,14 +322,14 @@ func readTools(r *request, raw json.RawMessage, path string) *apiError {
 
 func readToolChoice(r *request, raw json.RawMessage, path string) (err *apiError) {
 	if raw[0] == '{' {
-		var named struct {
-			Type     string
-			Function struct{ Name string }
+		var named tool
+		if err := readFields(&named, choiceFields, raw, path); err != nil {
+			return err
 		}
-		if json.Unmarshal(raw, &named) != nil || named.Type != "function" || named.Function.Name == "" {
+		if named.kind == "" || named.name == "" {
 			return invalid(path, `it names no function: give {"type": "function", "function": {"name": ...}}`)
 		}
-		r.options.ToolChoice, r.theTool = "required", named.Function.Name
+		r.options.ToolChoice, r.theTool = "required", named.name
 		return nil
 	}
 	r.options.ToolChoice, err = readChoice(raw, path, "auto", "none", "required")

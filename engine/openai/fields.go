@@ -124,6 +124,7 @@ func Fields() string {
 	section(&b, "", "messages[].tool_calls[].function.", calledFunctionFields)
 	section(&b, "", "tools[].", toolFields)
 	section(&b, "", "tools[].function.", functionFields)
+	section(&b, "", "tool_choice.", choiceFields)
 	section(&b, "", "stream_options.", streamOptionFields)
 	section(&b, "POST /v1/completions", "", completionFields)
 	section(&b, "POST /v1/messages, POST /v1/messages/count_tokens", "", messageFields)

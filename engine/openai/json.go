@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -24,7 +25,7 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// checkJSON refuses what is not one JSON value, too deep, or not UTF-8, which
+// checkJSON refuses what is not one JSON value, too deep, or not Unicode, which
 // encoding/json would mend in silence.
 func checkJSON(b []byte) *apiError {
 	if !utf8.Valid(b) {
@@ -37,7 +38,34 @@ func checkJSON(b []byte) *apiError {
 	if err := json.Unmarshal(b, &whole); err != nil {
 		return badJSON(err)
 	}
+	if halfCharacter(b) {
+		return &apiError{status: 400, code: "invalid_json", message: `the body has half a character, an escape from \ud800 to \udfff without its other half: send whole characters`}
+	}
 	return nil
+}
+
+// halfCharacter finds one half of a pair of escapes in valid JSON without the other.
+func halfCharacter(b []byte) bool {
+	unit := func(b []byte) rune {
+		if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
+			return 0
+		}
+		n, _ := strconv.ParseUint(string(b[2:6]), 16, 16) // four digits, as the JSON is valid
+		return rune(n)
+	}
+	for i := 0; i < len(b); i++ {
+		switch r := unit(b[i:]); {
+		case !utf16.IsSurrogate(r):
+			if b[i] == '\\' {
+				i++
+			}
+		case utf16.DecodeRune(r, unit(b[i+6:])) == utf8.RuneError:
+			return true
+		default:
+			i += 11
+		}
+	}
+	return false
 }
 
 // tooDeep looks at brackets alone, so that no parser has to recurse to find out.

@@ -35,7 +35,7 @@ func init() { // the tables' readers refer to other tables
 		{name: "top_k", support: noEffect, note: "a whole number from 1 on: the most likely token is among any number of them; refused with `--sampling`", read: readTopK},
 		{name: "metadata", support: noEffect, note: "any object", read: anyObject[request]},
 		{name: "cache_control", support: noEffect, note: "any object: a known beginning is always reused", read: anyObject[request]},
-		{name: "context_management", support: noEffect, note: "no edits, or the one that keeps all thinking: the conversation is taken as it is sent", read: readEdits},
+		{name: "context_management", support: noEffect, note: "no edits, or the one that keeps all thinking: the conversation is taken as it is sent", read: only[request]("{}", `{"edits":[]}`, `{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]}`, `{"edits":[{"keep":"all","type":"clear_thinking_20251015"}]}`)},
 		{name: "service_tier", support: noEffect, note: "`auto` or `standard_only`", read: only[request](`"auto"`, `"standard_only"`)},
 		{name: "inference_geo", support: noEffect, note: "any string", read: anyString[request]},
 
@@ -192,31 +192,6 @@ func readTopK(r *request, v json.RawMessage, path string) *apiError {
 	_, err := readInt(v, path, 1, 1<<31)
 	r.topK = true
 	return err
-}
-
-// readEdits accepts the edits of a conversation that edit nothing.
-func readEdits(_ *request, raw json.RawMessage, path string) *apiError {
-	members, err := object(raw, path)
-	if err != nil {
-		return err
-	}
-	for _, m := range members {
-		p := join(path, m.name)
-		list, err := array(m.value, p, maxParts)
-		if err != nil {
-			return err
-		}
-		for i, v := range list {
-			var e struct {
-				Type string `json:"type"`
-				Keep any    `json:"keep"`
-			}
-			if json.Unmarshal(v, &e) != nil || e.Type != "clear_thinking_20251015" || e.Keep != "all" {
-				return unsupported(at(p, i), "the conversation is taken as it is sent: leave edits out")
-			}
-		}
-	}
-	return nil
 }
 
 // settleMessages checks what concerns several of the fields.

@@ -169,6 +169,9 @@ var malformed = []struct {
 	{"chat/completions", `"hello"`, 400, "expected an object"},
 	{"chat/completions", "{\"messages\":\"\xff\"}", 400, "UTF-8"},
 	{"chat/completions", `{"messages":` + strings.Repeat("[", 100) + strings.Repeat("]", 100) + `}`, 400, "levels deep"},
+	{"chat/completions", `{"messages":[{"role":"user","content":"\ud83d"}]}`, 400, "half a character"},
+	{"chat/completions", `{"messages":[{"role":"user","content":"\ude00\ud83d"}]}`, 400, "half a character"},
+	{"chat/completions", `{"messages":[{"role":"user","content":"\ud83d\\ude00"}]}`, 400, "half a character"},
 	{"chat/completions", `{}`, 400, "messages"},
 	{"chat/completions", `{"messages":[]}`, 400, "messages"},
 	{"chat/completions", `{"messages":null}`, 400, "messages"},
@@ -204,7 +207,8 @@ var malformed = []struct {
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tool_choice":"required"}`, 400, "tool_choice"},
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tool_choice":{"type":"function","function":{"name":"f"}}}`, 400, "tool_choice"},
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"g"}}}`, 400, "not which"},
-	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"name":"f"}}`, 400, "names no function"},
+	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function"}}`, 400, "names no function"},
+	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function","function":{"name":"f","mode":1}}}`, 400, "tool_choice.function.mode"},
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"a b"}}]}`, 400, "tools[0].function.name"},
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f","strict":true}}]}`, 400, "tools[0].function.strict"},
 	{"chat/completions", `{"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_schema","json_schema":{"name":"x","strict":true,"schema":{}}}}`, 400, "response_format.json_schema.strict"},
@@ -226,6 +230,7 @@ var malformed = []struct {
 	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"f","input_schema":{}},{"name":"g","input_schema":{}}],"tool_choice":{"type":"any","name":"f"}}`, 400, "tool_choice.name"},
 	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"name":"f","input_schema":{}},{"name":"g","input_schema":{}}],"tool_choice":{"type":"tool"}}`, 400, "tool_choice.name"},
 	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"type":"web_search_20250305","name":"web_search"}]}`, 400, "tools[0].type"},
+	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all","at":1}]}}`, 400, "context_management"},
 	{"messages", `{"max_tokens":5,"messages":[{"role":"user","content":[]}]}`, 400, "messages[0].content"},
 }
 
@@ -315,6 +320,9 @@ func FuzzDecode(f *testing.F) {
 		r, err := decode(api(a), body, &o)
 		if err == nil {
 			err = r.render(m)
+		}
+		if err == nil {
+			err = r.admit(m.info)
 		}
 		if err != nil {
 			if err.status < 400 || err.status > 499 || err.message == "" {
