@@ -146,11 +146,11 @@ func (s *states) longest(ids []int, beyond int) (session Session, n int, logits 
 		}
 		s.uses++
 		best.lastUse = s.uses
-		kept, logits, file := best.session, best.logits, best.file
+		kept, logits, file, size := best.session, best.logits, best.file, best.size
 		s.mu.Unlock()
 		if kept == nil {
 			var err error
-			if kept, logits, err = s.load(best); err != nil {
+			if kept, logits, err = s.load(best, file, size); err != nil {
 				s.mu.Lock()
 				s.remove(best)
 				if !errors.Is(err, fs.ErrNotExist) {
@@ -185,14 +185,14 @@ func (s *states) find(ids []int, beyond int) *state {
 	return best
 }
 
-// load brings a state back from disk.
-func (s *states) load(e *state) (Session, []float32, error) {
-	f, err := os.Open(e.file)
+// load brings a state back from its file of size bytes.
+func (s *states) load(e *state, file string, size int64) (Session, []float32, error) {
+	f, err := os.Open(file)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
-	session, ids, logits, err := s.model.LoadSession(f, e.size)
+	session, ids, logits, err := s.model.LoadSession(f, size)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -200,7 +200,7 @@ func (s *states) load(e *state) (Session, []float32, error) {
 		return nil, nil, errors.New("it is not what it was when the server started")
 	}
 	now := time.Now()
-	os.Chtimes(e.file, now, now) // the order of use outlives the process
+	os.Chtimes(file, now, now) // the order of use outlives the process
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !e.gone && e.session == nil {
@@ -329,9 +329,9 @@ func (s *states) write() {
 
 func (s *states) writeOne(e *state) {
 	s.mu.Lock()
-	session, logits, gone := e.session, e.logits, e.gone
+	session, logits, need := e.session, e.logits, !e.gone && e.session != nil && !e.brief && e.file == ""
 	s.mu.Unlock()
-	if gone || session == nil || e.brief || e.file != "" {
+	if !need {
 		return
 	}
 	path := filepath.Join(s.dir, stateName(e.ids))
