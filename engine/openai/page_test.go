@@ -292,6 +292,11 @@ func TestThePageInABrowser(t *testing.T) {
 		if got := eval[string](p, `document.activeElement.id + ":" + document.getElementById("text").value`); got != "text:Hello" {
 			t.Errorf("focus and message are %q", got)
 		}
+		p.press("Enter", false) // asked again, it goes on
+		p.until(busyTurn)
+		g.step <- struct{}{}
+		p.until(`/: layer \d of .*, 2 of them known/.test(document.getElementById("layers-text").textContent)`)
+		g.open()
 	})
 
 	t.Run("a key is asked for, checked, and kept for the tab", func(t *testing.T) {

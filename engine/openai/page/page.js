@@ -314,6 +314,7 @@ function showLayers() {
   if (now.phase === "prompt" && now.layers_of) {
     [done, of] = [now.layers_done, now.layers_of];
     text = `prompt of ${now.prompt_tokens} tokens: layer ${done} of ${of}`;
+    if (now.layers_known) text += `, ${now.layers_known} of them known`;
     if (now.seconds_left >= 1) text += `, about ${Math.round(now.seconds_left)} s left`;
   } else if (now.phase === "prompt") {
     text = "the prompt begins";
