@@ -51,6 +51,8 @@ func (s *Server) read(a api, w http.ResponseWriter, r *http.Request) (*request, 
 	case err != nil:
 		return nil, &apiError{status: http.StatusBadRequest, code: "incomplete_body", message: "the body did not come in whole and in time: send it again"}
 	}
+	s.parsing.Lock()
+	defer s.parsing.Unlock()
 	req, bad := decode(a, body, &s.o)
 	if bad == nil {
 		bad = req.render(s.model)

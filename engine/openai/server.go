@@ -146,6 +146,7 @@ type Server struct {
 	running  sync.WaitGroup // generations
 	watchers atomic.Int64   // of GET /events
 	reading  chan struct{}  // has room for the bodies that are read at a time
+	parsing  sync.Mutex     // of a body, which may take 40 times its bytes
 }
 
 // maxReading bounds the bodies in memory: a request that waits for the engine is its

@@ -516,6 +516,26 @@ func TestNobodyHoldsAConnectionForEver(t *testing.T) {
 	}
 }
 
+func TestOneBodyIsParsedAtATime(t *testing.T) {
+	s, url := serve(t, newFake(), Options{})
+	s.parsing.Lock() // as another request does
+	answered := make(chan int)
+	go func() {
+		status, _, _ := post(t, url+"/v1/chat/completions", "{}")
+		answered <- status
+	}()
+	eventually(t, "the body comes in", func() bool { return len(s.reading) == 1 })
+	select {
+	case <-answered:
+		t.Error("a body was parsed while another was")
+	case <-time.After(20 * time.Millisecond):
+		s.parsing.Unlock()
+		if status := <-answered; status != 400 {
+			t.Errorf("status %d", status)
+		}
+	}
+}
+
 // A client that closes its half of the connection counts as gone, but may still read.
 func TestAnAnswerThatEndsEarlyIsNotTakenForAWholeOne(t *testing.T) {
 	f, g := newFake(), newGate()
