@@ -41,6 +41,9 @@ const (
 	// rowShare is what a further row is taken to cost, in passes of one row, before any
 	// is measured: with experts from drives most of a pass is theirs.
 	rowShare = 0.6
+	// firstBlock is how many guesses a proposer begins with; whole blocks that are right double
+	// it.
+	firstBlock = 2
 	// margin is how much better guessing must look than not guessing.
 	margin = 1.02
 	// remeasure is after how many passes the plain one is measured again: often at first,
@@ -52,6 +55,7 @@ const (
 type arm struct {
 	name   string
 	failed bool
+	most   int  // guesses that it is asked for at most: what it has shown to be worth
 	asks   mean // seconds of a call
 	gain   mean // what asking gave: its expected rate against the plain one, thinking included
 	levels [levels]calibration
@@ -161,7 +165,7 @@ func (c *Chooser) Stats() Stats {
 func NewChooser(names []string, force int) *Chooser {
 	c := &Chooser{force: min(force, MaxGuesses), now: time.Now}
 	for _, n := range names {
-		c.arms = append(c.arms, arm{name: n, stats: ProposerStats{Name: n}})
+		c.arms = append(c.arms, arm{name: n, most: firstBlock, stats: ProposerStats{Name: n}})
 	}
 	return c
 }
@@ -266,7 +270,7 @@ func (c *Chooser) Next(limit int, ask Ask) (guesses []Guess, err error) {
 			continue
 		}
 		before := c.asking
-		g := call(i, limit)
+		g := call(i, min(limit, a.most))
 		if len(g) == 0 {
 			continue
 		}
@@ -323,6 +327,12 @@ func (c *Chooser) Passed(chosen, right int, took time.Duration) {
 	a.stats.Passes++
 	a.stats.Checked += len(c.guesses)
 	a.stats.Accepted += right
+	switch {
+	case right == 0:
+		a.most = max(a.most/2, firstBlock)
+	case right >= a.most:
+		a.most = min(2*a.most, MaxGuesses)
+	}
 	for i, g := range c.guesses[:min(chosen, len(c.guesses))] {
 		a.levels[level(g.P)].add(i < right)
 		a.stats.At[i].All++

@@ -136,7 +136,7 @@ func TestWhatGuessingMayLoseIsBounded(t *testing.T) {
 		for _, tokens := range []int{64, 256, 2048} {
 			for seed := range uint64(10) {
 				took, plain := c.decode(t, NewChooser(names(len(c.arms)), 0), tokens, seed)
-				if beyond := (took - plain - lossShare*took - unknown) / c.cost(1); beyond > 6 {
+				if beyond := (took - plain - lossShare*took - unknown) / c.cost(1); beyond > 2.5 {
 					t.Errorf("%s, %d tokens: the time of %.1f tokens was lost beyond the share", c.name, tokens, beyond)
 					break
 				}
