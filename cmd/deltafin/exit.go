@@ -80,7 +80,7 @@ func generateError(err error) error {
 func streamError(err error) error {
 	switch {
 	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, disk.ErrBusy), errors.Is(err, hub.ErrSource), disk.Full(err):
-		return err
+		return spaceError(err)
 	}
 	return failure{exitModel, err}
 }

@@ -121,7 +121,9 @@ func (c *placePlanCmd) Run(ctx context.Context, std streams) error {
 		if err != nil {
 			return failure{exitModel, err}
 		}
-		heat = expert.LoadHeat(c.Heat, ck.Config(), print, remark(std))
+		if heat, err = expert.ReadHeat(c.Heat, ck.Config(), print); err != nil {
+			return heatError(err)
+		}
 	}
 	p, err := expert.PlacePlan(ck, heat, primary, targets)
 	if err != nil {

@@ -51,7 +51,7 @@ func (c *fetchCmd) stream(ctx context.Context, std streams, o hub.Options) error
 	d, err := hub.OpenDepot(ctx, hub.DepotOptions{Options: o, Keep: keep, TrustHTTP: c.Trust})
 	bar.done()
 	if err != nil {
-		return err
+		return spaceError(err)
 	}
 	defer d.Close()
 	d.Prove()
@@ -118,7 +118,7 @@ func (c *warmCmd) Run(ctx context.Context, std streams) error {
 		return failure{exitModel, err}
 	}
 	defer ck.Close()
-	heat, err := c.heat(ck, std)
+	heat, err := c.heat(ck)
 	if err != nil {
 		return err
 	}
@@ -145,16 +145,14 @@ func (c *warmCmd) Run(ctx context.Context, std streams) error {
 }
 
 // heat is what is known of how likely experts are.
-func (c *warmCmd) heat(ck *checkpoint.Checkpoint, std streams) (*expert.Heat, error) {
+func (c *warmCmd) heat(ck *checkpoint.Checkpoint) (*expert.Heat, error) {
 	print, err := expert.Fingerprint(ck)
 	if err != nil {
 		return nil, err
 	}
 	if c.Heat != "" {
-		if _, err := os.Stat(c.Heat); err != nil {
-			return nil, usage("--heat: %w: give a file that 'run --heat' wrote", err)
-		}
-		return expert.LoadHeat(c.Heat, ck.Config(), print, remark(std)), nil
+		h, err := expert.ReadHeat(c.Heat, ck.Config(), print)
+		return h, heatError(err)
 	}
 	heat := expert.NewHeat(ck.Config(), print)
 	if c.Trace == "" {
@@ -174,6 +172,14 @@ func (c *warmCmd) heat(ck *checkpoint.Checkpoint, std streams) (*expert.Heat, er
 		return nil, usage("%s: %w", c.Trace, err)
 	}
 	return heat, nil
+}
+
+// heatError is for commands that only read a heat file, and so cannot do without it.
+func heatError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return usage("--heat: %w: give a file that 'run --heat' wrote for this model", err)
 }
 
 // fetch has n experts of size bytes, where at says, brought into the store.
@@ -211,7 +217,7 @@ func (c *warmCmd) fetch(ctx context.Context, std streams, d *hub.Depot, n int, s
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return err
+		return spaceError(err)
 	}
 	bar.done()
 	d.Prove()

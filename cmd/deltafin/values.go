@@ -28,7 +28,7 @@ func parseSize(flag, text string) (int64, error) {
 		}
 	}
 	v, err := strconv.ParseFloat(number, 64)
-	if err != nil || !(v > 0) || v*float64(unit) > 1<<60 {
+	if err != nil || !(v*float64(unit) >= 1) || v*float64(unit) > 1<<60 {
 		return 0, usage("%s %q is not a size: write a number of bytes such as 12GB", flag, text)
 	}
 	return int64(v * float64(unit)), nil

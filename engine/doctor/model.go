@@ -104,6 +104,8 @@ func store(dir string, in *hub.Inspection, err error) Finding {
 	case len(in.Bad) > 0:
 		f.Level, f.Value, f.Do = Note, fmt.Sprintf("%s at %.12s: %d of %d files are not whole, %s are still to come", in.Repo, in.Revision, len(in.Bad), in.Files, gb(in.Missing)),
 			"the same 'deltafin fetch --full' goes on where it stopped"
+	case in.Uninstalled:
+		f.Level, f.Fault, f.Value, f.Do = Error, Model, fmt.Sprintf("%s at %.12s: fills on demand, and is not completely installed", in.Repo, in.Revision), "run 'deltafin fetch --stream' on the directory, which goes on where it stopped"
 	case in.OnDemand > 0:
 		f.Level, f.Value, f.Do = Note, fmt.Sprintf("%s at %.12s: %d of %d files fill on demand", in.Repo, in.Revision, in.OnDemand, in.Files), "'deltafin fetch --full' on the directory fetches the rest"
 	case in.Unproven > 0:
@@ -216,7 +218,7 @@ func (e *examination) experts() (files int) {
 		}
 		switch {
 		case hub.IsSite(dir):
-			f.Level, f.Value, f.Do = Note, "not looked at: this examination uses no network", "see what 'deltafin run --stats' says about it"
+			f.What, f.Level, f.Value, f.Do = hub.Redact(dir), Note, "not looked at: this examination uses no network", "see what 'deltafin run --stats' says about it"
 		case e.ck == nil:
 			f.Level, f.Value, f.Do = Note, unread, "see model.files and descriptors"
 		default:

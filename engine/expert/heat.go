@@ -160,9 +160,21 @@ func (h *Heat) decode(b []byte) error {
 	return nil
 }
 
-// LoadHeat reads the heat file at path. A file that is not there, damaged or of
-// another model gives an empty heat; warn is told of the last two.
+// LoadHeat reads the heat file at path, which is to be written again. A file that is not
+// there, damaged or of another model gives an empty heat; warn is told of the last two.
 func LoadHeat(path string, c *checkpoint.Config, print [32]byte, warn func(string)) *Heat {
+	h, err := ReadHeat(path, c, print)
+	if err == nil {
+		return h
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		warn(fmt.Sprintf("%v: the heat starts anew, and the file will be replaced", err))
+	}
+	return NewHeat(c, print)
+}
+
+// ReadHeat reads the heat file at path. Its error begins with path.
+func ReadHeat(path string, c *checkpoint.Config, print [32]byte) (*Heat, error) {
 	h := NewHeat(c, print)
 	err := func() error {
 		info, err := os.Stat(path)
@@ -178,10 +190,10 @@ func LoadHeat(path string, c *checkpoint.Config, print [32]byte, warn func(strin
 		}
 		return h.decode(b)
 	}()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		warn(fmt.Sprintf("%s: %v: the heat starts anew, and the file will be replaced", path, err))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return h
+	return h, nil
 }
 
 // Save writes the heat file at path, whole or not at all.

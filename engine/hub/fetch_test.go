@@ -326,7 +326,8 @@ func TestTwoHundredCuts(t *testing.T) {
 func TestTokenStaysAtTheHub(t *testing.T) {
 	h := hubtest.New(t, small(t))
 	o := quick(h, t.TempDir())
-	o.Token = "hf_very_secret"
+	const token = "hf_very_secret"
+	o.Token = token + "\n" // as files have it
 	o.Sources = append(o.Sources, h.PlainURL)
 	var said strings.Builder
 	var mu sync.Mutex
@@ -347,7 +348,7 @@ func TestTokenStaysAtTheHub(t *testing.T) {
 		seen[r.Kind]++
 		want := ""
 		if r.Kind == hubtest.API || r.Kind == hubtest.Resolve {
-			want = "Bearer " + o.Token
+			want = "Bearer " + token
 		}
 		if r.Token != want {
 			t.Errorf("a request of kind %d carries %q", r.Kind, r.Token)
@@ -357,12 +358,16 @@ func TestTokenStaysAtTheHub(t *testing.T) {
 		t.Errorf("requests by kind: %v", seen)
 	}
 	for name, b := range files(t, o.Dir) {
-		if bytes.Contains(b, []byte(o.Token)) {
+		if bytes.Contains(b, []byte(token)) {
 			t.Errorf("%s has the token in it", name)
 		}
 	}
-	if strings.Contains(said.String(), o.Token) {
+	if strings.Contains(said.String(), token) {
 		t.Error("the token was printed")
+	}
+	o.Token = "hf_very secret"
+	if err := Fetch(t.Context(), o); err == nil || !strings.Contains(err.Error(), "HF_TOKEN") || strings.Contains(err.Error(), "secret") {
+		t.Errorf("a token that is none: %v", err)
 	}
 }
 

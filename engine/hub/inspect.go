@@ -8,6 +8,7 @@ type Inspection struct {
 	Missing        int64    // of them still to come
 	Bad            []Damage // files that are missing, unfinished, or not what they should be by their size
 	OnDemand       int      // files that fill on demand
+	Uninstalled    bool     // they do, and dense weights are still to come
 	Unproven       int      // files whose digest was never compared, or that changed since
 }
 
@@ -34,5 +35,9 @@ func Inspect(dir string) (*Inspection, error) {
 		}
 	}
 	r.Bad = v.report.Bad
+	if v.filling {
+		was, err := s.stream()
+		r.Uninstalled = err != nil || !was.Installed
+	}
 	return r, nil
 }

@@ -15,6 +15,7 @@ func TestInspectTellsWhatAStoreLacksAndWritesNothing(t *testing.T) {
 	if in, err := Inspect(t.TempDir()); in != nil || err != nil {
 		t.Errorf("a directory without a record: %+v, %v", in, err)
 	}
+	const uninstalled = "its dense weights are not all here"
 	h := hubtest.New(t, small(t))
 	for _, c := range []struct {
 		name               string
@@ -29,14 +30,17 @@ func TestInspectTellsWhatAStoreLacksAndWritesNothing(t *testing.T) {
 			return os.WriteFile(filepath.Join(d, "big.safetensors"), make([]byte, 300_001), 0o644)
 		}, "", 0, 0, 1},
 		{"a file fills on demand", func(d string) error {
-			return errors.Join(os.WriteFile(filepath.Join(d, "big.safetensors"+rangesSuffix), nil, 0o644), os.WriteFile(filepath.Join(d, streamName), nil, 0o644))
+			return errors.Join(os.WriteFile(filepath.Join(d, "big.safetensors"+rangesSuffix), nil, 0o644), os.WriteFile(filepath.Join(d, streamName), []byte(`{"format":1,"installed":true}`), 0o644))
 		}, "", 0, 1, 0},
+		{uninstalled, func(d string) error {
+			return os.WriteFile(filepath.Join(d, streamName), []byte(`{"format":1}`), 0o644)
+		}, "", 0, 0, 0},
 	} {
 		o := quick(h, t.TempDir())
 		must(t, Fetch(t.Context(), o))
 		must(t, errors.Join(c.change(o.Dir), os.Remove(filepath.Join(o.Dir, lockName))))
 		in, err := Inspect(o.Dir)
-		if err != nil || in.Missing != c.missing || in.OnDemand != c.onDemand || in.Unproven != c.unproven || in.Files != 4 || in.Revision == "" {
+		if err != nil || in.Missing != c.missing || in.OnDemand != c.onDemand || in.Unproven != c.unproven || in.Files != 4 || in.Uninstalled != (c.name == uninstalled) || in.Revision == "" {
 			t.Fatalf("%s: %+v, %v", c.name, in, err)
 		}
 		if got := strings.Trim(fmt.Sprint(in.Bad), "[]"); got != c.bad {

@@ -40,10 +40,12 @@ type SiteOptions struct {
 	Backoff     time.Duration // before the first of them, then doubled; 0 means 0.2 s
 }
 
-// IsSite tells whether what stands in a directory's place is the address of a web server.
-func IsSite(dir string) bool {
-	return strings.HasPrefix(dir, "http://") || strings.HasPrefix(dir, "https://")
-}
+// IsSite tells whether what stands in a directory's place is an address. One that is
+// not a web server's is refused by [OpenSite], which shows no password in it.
+func IsSite(dir string) bool { return strings.Contains(dir, "://") }
+
+// Redact is an address without what may be secret in it, to be shown.
+func Redact(address string) string { return redact(address) }
 
 // OpenSite takes an address below which files lie. It asks the server nothing.
 func OpenSite(base string, o SiteOptions) (*Site, error) {

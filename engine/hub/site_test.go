@@ -93,12 +93,12 @@ func TestSiteKnowsWhatIsNotThere(t *testing.T) {
 	}
 	for status, want := range map[int]bool{403: true, 410: true, 500: false, 401: false} {
 		h.SetFault(func(hubtest.Request) *hubtest.Fault { return &hubtest.Fault{Status: status} })
-		if _, err := s.Size(t.Context(), "big.safetensors"); err == nil || errors.Is(err, fs.ErrNotExist) != want {
+		if _, err := s.Size(t.Context(), "big.safetensors"); err == nil || errors.Is(err, fs.ErrNotExist) != want || strings.Contains(err.Error(), "HF_TOKEN") {
 			t.Errorf("%d: %v", status, err)
 		}
 	}
-	for _, bad := range []string{"ftp://x/y", "http://", "http://u:p@x/y", "http://x/y?sig=1", "http://x/{path}", "nas"} {
-		if _, err := OpenSite(bad, SiteOptions{}); err == nil || strings.Contains(err.Error(), "u:p") || strings.Contains(err.Error(), "sig=1") {
+	for _, bad := range []string{"ftp://x/y", "http://", "http://u:p@x/y", "HTTP://u:p@x/y", "s3://u:p@x/y", "http://u:p/q@x/y", "http://u:p?q@x/y", "http://x/y?sig=1", "http://x/{path}", "nas"} {
+		if _, err := OpenSite(bad, SiteOptions{}); err == nil || !IsSite(bad) && bad != "nas" || strings.Contains(err.Error(), "u:p") || strings.Contains(err.Error(), "sig=1") {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
@@ -146,7 +146,7 @@ func TestSiteTellsOtherHostsNothing(t *testing.T) {
 		t.Errorf("%d bytes long, %q", size, b)
 	}
 	for key, values := range *seen.Load() {
-		if key == "Cookie" || key == "Authorization" || strings.Contains(strings.Join(values, " "), "secret") {
+		if key == "Cookie" || key == "Authorization" || key == "Referer" || strings.Contains(strings.Join(values, " "), "secret") {
 			t.Errorf("it was told %s: %s", key, values)
 		}
 	}

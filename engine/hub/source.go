@@ -58,8 +58,12 @@ func (s *source) plain() bool { return strings.Contains(s.base, placeholder) }
 func (s *source) String() string { return strings.TrimSuffix(redact(s.base), "/"+placeholder) }
 
 // redact drops what may be secret from an address: a password, or the signature of
-// a link to a content server.
+// a link to a content server. Of what is no address it leaves what follows the last @, for
+// nobody knows where a password in it ends.
 func redact(address string) string {
+	if u, err := url.Parse(address); err != nil || u.Host == "" {
+		address = address[strings.LastIndexByte(address, '@')+1:]
+	}
 	if i := strings.IndexAny(address, "?#"); i >= 0 {
 		address = address[:i]
 	}
@@ -126,7 +130,11 @@ type client struct {
 }
 
 func newClient(o *Options) (*client, error) {
-	c := &client{token: o.Token, repo: o.Repo, revision: o.Revision, stall: o.Stall, now: time.Now}
+	token := strings.TrimSpace(o.Token) // files that hold one tend to end with a newline
+	if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, errors.New("the token in HF_TOKEN has blanks or other characters in it that no token has: copy it again")
+	}
+	c := &client{token: token, repo: o.Repo, revision: o.Revision, stall: o.Stall, now: time.Now}
 	for _, base := range o.Sources {
 		s, err := newSource(base)
 		if err != nil {
@@ -182,6 +190,7 @@ func (c *client) redirected(r *http.Request, via []*http.Request) error {
 	if r.URL.Scheme != "https" && via[len(via)-1].URL.Scheme == "https" {
 		return errDowngrade
 	}
+	r.Header.Del("Referer") // Go's client would tell the next server where it was sent from
 	return nil
 }
 
@@ -242,6 +251,9 @@ func (c *client) status(s *source, resp *http.Response) error {
 	r.code = code
 	r.what = fmt.Sprintf("answers %d %s", code, http.StatusText(code))
 	switch {
+	case s.plain() && (code == http.StatusUnauthorized || code == http.StatusForbidden):
+		r.final = true
+		r.what += ": no token is sent there: let this machine read from it without one, or use another server"
 	case code == http.StatusUnauthorized && c.token == "", code == http.StatusForbidden && c.token == "":
 		r.final = true
 		r.what += ": access needs a token: accept the model's licence at the hub and put a token into the environment variable HF_TOKEN"
