@@ -131,7 +131,26 @@ type streamRecord struct {
 	Keep      int64    `json:"keep,omitempty"` // bytes; 0 is no bound
 	TrustHTTP bool     `json:"trust_http,omitempty"`
 	Installed bool     `json:"installed"` // all that is dense is here
+
+	// Where each shard that fills has what is dense: [first, behind the last] bytes.
+	Dense map[string][][2]int64 `json:"dense,omitempty"`
 }
+
+// lacking is what is dense of a shard and not there, though it once was: a file was cut, or
+// what says what is in it was lost. Without it a run would compute with zeros.
+func (r *streamRecord) lacking(name string, have spans) spans {
+	dense, ok := r.Dense[name]
+	if !ok {
+		return spans{{0, headerPrefix}} // it was whole
+	}
+	var out spans
+	for _, x := range dense {
+		out = append(out, have.missing(span{x[0], x[1]})...)
+	}
+	return out
+}
+
+var errUninstalled = errors.New("is not completely installed: run 'deltafin fetch --stream' on it, it goes on from here")
 
 const streamLimit = 1 << 20 // bytes
 
@@ -190,7 +209,7 @@ func openDepot(ctx context.Context, o DepotOptions, install bool) (_ *Depot, err
 		return nil, err
 	}
 	if !install && !was.Installed {
-		return nil, errors.New("is not completely installed: run 'deltafin fetch --stream' on it, it goes on from here")
+		return nil, errUninstalled
 	}
 	if len(o.Sources) == 0 {
 		o.Sources = was.Sources
@@ -249,8 +268,17 @@ func openDepot(ctx context.Context, o DepotOptions, install bool) (_ *Depot, err
 		if !isShard(f) {
 			continue
 		}
-		if d.files[f.Name], err = d.begin(f); err != nil {
+		if install {
+			err = d.examine(ctx, f)
+		}
+		if err == nil {
+			d.files[f.Name], err = d.begin(f)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", f.Name, plain(err))
+		}
+		if df := d.files[f.Name]; !install && !df.whole && len(was.lacking(f.Name, df.have)) > 0 {
+			return nil, fmt.Errorf("%s: dense weights are missing: the model %w", f.Name, errUninstalled)
 		}
 	}
 	if d.o.Keep > 0 {
@@ -260,7 +288,7 @@ func openDepot(ctx context.Context, o DepotOptions, install bool) (_ *Depot, err
 		}
 	}
 	if install {
-		if err := d.install(ctx, p); err != nil {
+		if now.Dense, err = d.install(ctx, p); err != nil {
 			return nil, err
 		}
 		now.Installed = true
@@ -284,10 +312,29 @@ func (d *Depot) quiet() *Options {
 	return &o
 }
 
+// examine compares a shard that is here under its name, and not known to be right, with
+// its digest. If that is wrong nothing of it counts.
+func (d *Depot) examine(ctx context.Context, f *storeFile) error {
+	if d.s.whole(f) || !d.s.adoptable(f) {
+		return nil
+	}
+	dig, modified, err := digest(ctx, &f.File, d.s.path(f))
+	if err != nil {
+		return err
+	}
+	if f.Verified = 0; dig.proves(&f.File) {
+		f.SHA256, f.Chain, f.Chunk, f.Verified = dig.sha256, dig.chain, chunkBytes, modified
+	} else {
+		f.Chain = nil
+		d.o.Log(fmt.Sprintf("%s: is here but its digest is wrong: fetched again", f.Name))
+	}
+	return d.s.save()
+}
+
 // begin makes a shard of the right size that has nothing in it yet, or takes up what
 // is there of it.
 func (d *Depot) begin(f *storeFile) (*depotFile, error) {
-	if d.s.whole(f) || d.s.adoptable(f) {
+	if d.s.whole(f) || f.proven() && d.s.adoptable(f) {
 		return &depotFile{f: f, whole: true}, nil
 	}
 	if f.Dir != "" {
@@ -390,8 +437,8 @@ func (d *Depot) take(f *storeFile, path string) error {
 	return os.Rename(path+journalSuffix, path+rangesSuffix)
 }
 
-// install brings the headers, and then the dense weights.
-func (d *Depot) install(ctx context.Context, p *Plan) error {
+// install brings the headers, and then the dense weights. It returns where these are.
+func (d *Depot) install(ctx context.Context, p *Plan) (map[string][][2]int64, error) {
 	names := slices.Sorted(maps.Keys(d.files))
 	dense := make([]spans, len(names))
 	heads, hctx := errgroup.WithContext(ctx)
@@ -405,11 +452,13 @@ func (d *Depot) install(ctx context.Context, p *Plan) error {
 		}
 	}
 	if err := heads.Wait(); err != nil {
-		return err
+		return nil, err
 	}
+	where := map[string][][2]int64{}
 	var total, need int64
 	for i, name := range names {
 		for _, x := range dense[i] {
+			where[name] = append(where[name], [2]int64{x.off, x.end})
 			total += x.bytes()
 			for _, gap := range d.files[name].have.missing(x) {
 				need += gap.bytes()
@@ -417,7 +466,7 @@ func (d *Depot) install(ctx context.Context, p *Plan) error {
 		}
 	}
 	if err := d.fits(p, total, need); err != nil {
-		return err
+		return nil, err
 	}
 	if d.o.Progress != nil {
 		var m meter
@@ -444,7 +493,7 @@ func (d *Depot) install(ctx context.Context, p *Plan) error {
 			}
 		}
 	}
-	return g.Wait()
+	return where, g.Wait()
 }
 
 // installBytes of a part lie in memory, for each connection.

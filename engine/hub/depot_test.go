@@ -566,3 +566,67 @@ func TestDenseSpansAreAllButExperts(t *testing.T) {
 		}
 	}
 }
+
+// What was installed and is lost is never taken for zeros: the store does not open, and
+// is put right.
+func TestDepotMissesWhatWasInstalled(t *testing.T) {
+	h := hubtest.New(t, shardRepo(t))
+	for name, lose := range map[string]func(path string) error{
+		"the shard was cut":           func(p string) error { return os.Truncate(p, shardHeader+1000) },
+		"the shard is gone":           os.Remove,
+		"the ranges are gone":         func(p string) error { return os.Remove(p + rangesSuffix) },
+		"the ranges were cut":         func(p string) error { return os.Truncate(p+rangesSuffix, journalHead+recordBytes) },
+		"both are gone":               func(p string) error { return errors.Join(os.Remove(p), os.Remove(p+rangesSuffix)) },
+		"the ranges are another file": func(p string) error { return os.WriteFile(p+rangesSuffix, make([]byte, 5000), 0o644) },
+	} {
+		o := DepotOptions{Options: quick(h, t.TempDir()), TrustHTTP: true}
+		d, err := OpenDepot(t.Context(), o)
+		must(t, err)
+		must(t, d.Close())
+		path := filepath.Join(o.Dir, "big.safetensors")
+		must(t, lose(path))
+		for range 2 { // opening it may have put files there
+			if d, err := OpenStream(t.Context(), o); err == nil || !strings.Contains(err.Error(), "fetch --stream") || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%s: it opens: %v", name, err)
+				if err == nil {
+					d.Close()
+				}
+			}
+		}
+		if r, err := Verify(t.Context(), o.Dir, VerifyOptions{Deep: true}); err != nil || r.OK() {
+			t.Errorf("%s: verify finds nothing: %+v, %v", name, r, err)
+		}
+		d, err = OpenDepot(t.Context(), o)
+		must(t, err)
+		must(t, d.Close())
+		d, err = OpenStream(t.Context(), o)
+		must(t, err)
+		b, err := os.ReadFile(path)
+		must(t, err)
+		if want := shard(); !bytes.Equal(b[:shardExperts[0].off], want[:shardExperts[0].off]) || !bytes.Equal(b[shardExperts[2].end:], want[shardExperts[2].end:]) {
+			t.Errorf("%s: other dense weights than were served", name)
+		}
+		must(t, d.Close())
+	}
+}
+
+// A shard that is there already counts if its digest is right, and not otherwise.
+func TestDepotComparesWhatItFinds(t *testing.T) {
+	h := hubtest.New(t, shardRepo(t))
+	for name, found := range map[string][]byte{"right": shard(), "wrong": make([]byte, len(shard()))} {
+		o := DepotOptions{Options: quick(h, t.TempDir()), TrustHTTP: true}
+		path := filepath.Join(o.Dir, "big.safetensors")
+		must(t, os.WriteFile(path, found, 0o644))
+		h.Forget()
+		d := openTestDepot(t, o)
+		x := shardExperts[1]
+		b := make([]byte, x.bytes())
+		must(t, d.Read(t.Context(), "big.safetensors", x.off, b))
+		if !bytes.Equal(b, shard()[x.off:x.end]) {
+			t.Errorf("%s: an expert of zeros", name)
+		}
+		if _, n := asked(h); (n > 0) != (name == "wrong") {
+			t.Errorf("%s: %d bytes were fetched", name, n)
+		}
+	}
+}

@@ -30,7 +30,7 @@ func TestInspectTellsWhatAStoreLacksAndWritesNothing(t *testing.T) {
 			return os.WriteFile(filepath.Join(d, "big.safetensors"), make([]byte, 300_001), 0o644)
 		}, "", 0, 0, 1},
 		{"a file fills on demand", func(d string) error {
-			return errors.Join(os.WriteFile(filepath.Join(d, "big.safetensors"+rangesSuffix), nil, 0o644), os.WriteFile(filepath.Join(d, streamName), []byte(`{"format":1,"installed":true}`), 0o644))
+			return errors.Join(os.WriteFile(filepath.Join(d, "big.safetensors"+rangesSuffix), nil, 0o644), os.WriteFile(filepath.Join(d, streamName), []byte(`{"format":1,"installed":true,"dense":{"big.safetensors":[]}}`), 0o644))
 		}, "", 0, 1, 0},
 		{uninstalled, func(d string) error {
 			return os.WriteFile(filepath.Join(d, streamName), []byte(`{"format":1}`), 0o644)

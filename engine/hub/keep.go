@@ -239,41 +239,22 @@ func (d *Depot) settle(df *depotFile) {
 
 // prove compares the digest of a complete shard, and makes it a file like any other.
 func (d *Depot) prove(df *depotFile) error {
-	path := d.s.path(df.f)
-	in, err := os.Open(path)
+	dig, modified, err := digest(d.ctx, &df.f.File, d.s.path(df.f))
 	if err != nil {
-		return plain(err)
+		return err
 	}
-	defer in.Close()
-	h := newHasher(&df.f.File)
-	buf := make([]byte, bufferBytes)
-	for h.n < h.size {
-		if err := context.Cause(d.ctx); err != nil {
-			return err
-		}
-		n, err := in.ReadAt(buf[:min(int64(len(buf)), h.room())], h.n)
-		if n == 0 && err != nil {
-			return plain(err)
-		}
-		h.write(buf[:n])
-	}
-	dig := h.sum()
 	if !dig.proves(&df.f.File) {
 		return fmt.Errorf("is complete and its SHA-256 is %s, not %s: bytes that came on demand were not the model's, and what was computed with them is not to be relied on: run 'deltafin fetch --full', which finds and replaces them", dig.sha256, df.f.SHA256)
-	}
-	info, err := in.Stat()
-	if err != nil {
-		return plain(err)
 	}
 	d.saving.Lock()
 	defer d.saving.Unlock()
 	f := df.f
-	f.SHA256, f.Chain, f.Chunk, f.Verified = dig.sha256, dig.chain, chunkBytes, info.ModTime().UnixNano()
+	f.SHA256, f.Chain, f.Chunk, f.Verified = dig.sha256, dig.chain, chunkBytes, modified
 	if err := d.s.save(); err != nil {
 		return err
 	}
 	d.s.hooks.stepped("remove ranges of " + f.Name)
-	if err := os.Remove(path + rangesSuffix); err != nil {
+	if err := os.Remove(d.s.path(f) + rangesSuffix); err != nil {
 		return plain(err)
 	}
 	d.mu.Lock()
@@ -281,6 +262,32 @@ func (d *Depot) prove(df *depotFile) error {
 	d.mu.Unlock()
 	d.whole()
 	return nil
+}
+
+// digest reads all of a file. Modified is when it was last written, in ns since 1970.
+func digest(ctx context.Context, f *File, path string) (dig *digests, modified int64, err error) {
+	in, err := os.Open(path)
+	if err != nil {
+		return nil, 0, plain(err)
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return nil, 0, plain(err)
+	}
+	h := newHasher(f)
+	buf := make([]byte, bufferBytes)
+	for h.n < h.size {
+		if err := context.Cause(ctx); err != nil {
+			return nil, 0, err
+		}
+		n, err := in.ReadAt(buf[:min(int64(len(buf)), h.room())], h.n)
+		if n == 0 && err != nil {
+			return nil, 0, plain(err)
+		}
+		h.write(buf[:n])
+	}
+	return h.sum(), info.ModTime().UnixNano(), nil
 }
 
 // whole ends the filling of a store all of whose shards are proved right. saving is

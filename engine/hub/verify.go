@@ -205,6 +205,8 @@ func (v *verifier) present(f *storeFile) bool {
 		why = plain(err).Error()
 	case !info.Mode().IsRegular():
 		why = "is not a regular file: remove it"
+	case exists(path+rangesSuffix) && v.filling && info.Size() == f.Size && v.lacks(f):
+		why = "lacks dense weights that were here: run 'deltafin fetch --stream'"
 	case exists(path+rangesSuffix) && v.filling && info.Size() == f.Size:
 		v.report.Away += f.Size - v.s.arrived(f)
 	case exists(path + rangesSuffix):
@@ -216,6 +218,21 @@ func (v *verifier) present(f *storeFile) bool {
 		v.damage(Damage{File: f.Name, Why: why})
 	}
 	return why == ""
+}
+
+// lacks tells whether dense weights that were here of a file that fills on demand are
+// not here any more.
+func (v *verifier) lacks(f *storeFile) bool {
+	r, err := v.s.stream()
+	if err != nil || !r.Installed {
+		return false
+	}
+	b, err := readBounded(v.s.path(f)+rangesSuffix, journalLimit)
+	if err != nil {
+		return false // said by who reads them
+	}
+	_, have, _, _ := parseJournal(b, f.Size, f.identity())
+	return len(r.lacking(f.Name, have)) > 0
 }
 
 // extra lists files that the model does not consist of.
