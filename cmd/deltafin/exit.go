@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"syscall"
 
 	"deltafin/engine"
@@ -76,10 +77,11 @@ func generateError(err error) error {
 	return failure{exitModel, err}
 }
 
-// streamError gives what keeps a directory from filling its exit code.
+// streamError gives what keeps a store from being filled, verified or repaired its exit code.
 func streamError(err error) error {
 	switch {
-	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, disk.ErrBusy), errors.Is(err, hub.ErrSource), disk.Full(err):
+	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, disk.ErrBusy), errors.Is(err, hub.ErrSource), disk.Full(err),
+		errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		return spaceError(err)
 	}
 	return failure{exitModel, err}

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"unicode/utf8"
 
@@ -67,5 +69,16 @@ func TestNotEnoughMemoryHasItsExitCode(t *testing.T) {
 	err := openError(errors.Join(errors.New("the model needs more"), engine.ErrMemory))
 	if exitCode(err) != exitResources {
 		t.Errorf("exit code %d, want %d", exitCode(err), exitResources)
+	}
+}
+
+func TestAStoreThatCannotBeWrittenIsNoFaultOfTheModel(t *testing.T) {
+	for _, refused := range []error{syscall.EROFS, syscall.EACCES} {
+		if err := streamError(fmt.Errorf("x: %w", refused)); exitCode(err) != exitFailed {
+			t.Errorf("%v: exit code %d, want %d", refused, exitCode(err), exitFailed)
+		}
+	}
+	if err := streamError(errors.New("is not completely installed")); exitCode(err) != exitModel {
+		t.Errorf("exit code %d, want %d", exitCode(err), exitModel)
 	}
 }

@@ -46,11 +46,8 @@ func (c *verifyCmd) Run(ctx context.Context, std streams) error {
 	v.Progress = func(p hub.Progress) { bar.update(p.Done, p.Total) }
 	r, err := hub.Verify(ctx, c.Dir, v)
 	bar.done()
-	if err = spaceError(err); err != nil {
-		if exitCode(err) == exitFailed {
-			err = failure{exitModel, err}
-		}
-		return err
+	if err != nil {
+		return streamError(err)
 	}
 	if c.JSON {
 		err = json.NewEncoder(std.out).Encode(r)

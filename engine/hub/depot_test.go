@@ -630,3 +630,27 @@ func TestDepotComparesWhatItFinds(t *testing.T) {
 		}
 	}
 }
+
+// A small file without which the others make no sense is named, and fetched alone.
+func TestDepotIsRepairedOfASmallFile(t *testing.T) {
+	h := hubtest.New(t, nano)
+	o := DepotOptions{Options: quick(h, t.TempDir()), TrustHTTP: true}
+	d, err := OpenDepot(t.Context(), o)
+	must(t, err)
+	must(t, d.Close())
+	path := filepath.Join(o.Dir, "config.json")
+	right, err := os.ReadFile(path)
+	must(t, err)
+	must(t, os.WriteFile(path, bytes.Repeat([]byte("x"), len(right)), 0o644))
+	h.Forget()
+	r, err := Verify(t.Context(), o.Dir, VerifyOptions{Deep: true, Repair: &o.Options})
+	if err != nil || !r.OK() {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if b, err := os.ReadFile(path); err != nil || !bytes.Equal(b, right) {
+		t.Errorf("it was not put right: %v", err)
+	}
+	if _, n := asked(h); n > 0 {
+		t.Errorf("%d bytes of shards were fetched", n)
+	}
+}

@@ -530,12 +530,15 @@ func (v *verifier) refill(ctx context.Context) (*Report, error) {
 	bad := map[string]spans{}
 	for _, d := range v.report.Bad {
 		if d.File == "" {
-			return nil, errors.New("the files disagree with each other, and none is known to be the culprit: run 'deltafin fetch --full'")
+			continue // whoever is named may be why
 		}
 		if d.End == 0 {
 			d.End = math.MaxInt64
 		}
 		bad[d.File] = bad[d.File].add(span{d.Off, d.End})
+	}
+	if len(bad) == 0 {
+		return nil, errors.New("the files disagree with each other, and none is known to be the culprit: run 'deltafin fetch --full'")
 	}
 	for i := range v.s.rec.Files {
 		f := &v.s.rec.Files[i]
