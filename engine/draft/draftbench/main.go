@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,7 +36,8 @@ var (
 	drafts = flag.String("draft", "ngram", "nano: proposers, separated by commas")
 	dir    = flag.String("dir", "", "slice: checkpoint `directory`; empty: a synthetic one is written and removed")
 	pace   = flag.Float64("pace", 1, "slice: rate of the drive in `GB/s`")
-	tokens = flag.Int("tokens", 48, "slice: length of a text")
+	limits = flag.String("memory", "3,6.44", "slice: memory ceilings in `GB`, separated by commas")
+	tokens = flag.Int("tokens", 32, "slice: length of a text")
 	file   = flag.String("json", "", "write a record to this `file`")
 )
 
@@ -268,13 +270,17 @@ func slice(ctx context.Context) (any, error) {
 	var rows []SliceRow
 	fmt.Printf("k3-slice on a drive paced to %.2f GB/s, experts not kept; gain against plain decoding of the same text, allowed: by tokens and bytes of a pass\n", *pace)
 	fmt.Printf("%9s %6s %8s %8s %7s %12s %9s %9s %8s\n", "memory GB", "right", "guesses", "s/token", "gain", "tokens/pass", "GB/pass", "GB/token", "allowed")
-	for _, memory := range []float64{3, 6.44} {
+	for m := range strings.SplitSeq(*limits, ",") {
+		memory, err := strconv.ParseFloat(m, 64)
+		if err != nil {
+			return nil, fmt.Errorf("-memory %q: give numbers separated by commas", *limits)
+		}
 		var text []int
 		var plain SliceRow
 		for _, c := range []struct {
 			right float64
 			k     int
-		}{{0, -1}, {0.9, 0}, {0.9, 1}, {0.9, 3}, {0.9, 7}, {0.6, 0}, {0.1, 0}} {
+		}{{0, -1}, {0.9, 0}, {0.9, 1}, {0.9, 3}, {0.9, 7}, {0.1, 0}} {
 			r, ids, err := sliceRun(ctx, memory, text, c.right, c.k)
 			if err != nil {
 				return nil, err
