@@ -569,6 +569,25 @@ func TestDenseSpansAreAllButExperts(t *testing.T) {
 
 // What was installed and is lost is never taken for zeros: the store does not open, and
 // is put right.
+// TestVerifySaysThatAnInstallationIsUnfinished looks at a store whose installation was
+// interrupted: what is dense is not there yet, and will not come on demand.
+func TestVerifySaysThatAnInstallationIsUnfinished(t *testing.T) {
+	h := hubtest.New(t, shardRepo(t))
+	o := DepotOptions{Options: quick(h, t.TempDir()), TrustHTTP: true}
+	d, err := OpenDepot(t.Context(), o)
+	must(t, err)
+	must(t, d.Close())
+	if r, err := Verify(t.Context(), o.Dir, VerifyOptions{}); err != nil || !r.OK() {
+		t.Fatalf("an installed store: %+v, %v", r, err)
+	}
+	s, err := openStore(o.Dir, nil)
+	must(t, err)
+	must(t, s.uninstall())
+	if r, err := Verify(t.Context(), o.Dir, VerifyOptions{}); err != nil || r.OK() || !strings.Contains(r.Bad[0].Why, "fetch --stream") {
+		t.Errorf("an unfinished one: %+v, %v", r, err)
+	}
+}
+
 func TestDepotMissesWhatWasInstalled(t *testing.T) {
 	h := hubtest.New(t, shardRepo(t))
 	for name, lose := range map[string]func(path string) error{

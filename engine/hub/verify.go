@@ -116,6 +116,11 @@ func verify(ctx context.Context, dir string, o *VerifyOptions) (*Report, error) 
 	} else if err := v.run(ctx); err != nil {
 		return nil, err
 	}
+	if o.Repair == nil && v.filling && v.report.OK() {
+		if r, err := s.stream(); err != nil || !r.Installed {
+			v.damage(Damage{File: streamName, Why: "says that the store " + errUninstalled.Error()})
+		}
+	}
 	if o.Repair == nil || v.report.OK() {
 		return v.report, nil
 	}
