@@ -127,9 +127,9 @@ func ModelType(dir string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", dir, err)
 	}
-	tree, err := parseTree(b, configDepth)
+	tree, err := configTree(b)
 	if err != nil {
-		return "", fmt.Errorf("%s: %s: %w", dir, configName, err)
+		return "", fmt.Errorf("%s: %w", dir, err)
 	}
 	t, ok := tree["model_type"].(string)
 	if !ok {

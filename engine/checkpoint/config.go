@@ -78,22 +78,34 @@ const (
 // engine implements in one way only must say exactly that. Errors name the field,
 // what was found and what was expected. Fields without effect are ignored.
 func ParseConfig(b []byte) (*Config, error) {
-	c, err := parseConfig(b)
+	return configOf(b, parseConfig)
+}
+
+// configOf reads a config.json by parse, which gets its bounded tree.
+func configOf[C any](b []byte, parse func(tree map[string]any) (*C, error)) (*C, error) {
+	tree, err := configTree(b)
 	if err != nil {
-		return nil, fmt.Errorf("config.json: %w", err)
+		return nil, err
+	}
+	c, err := parse(tree)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", configName, err)
 	}
 	return c, nil
 }
 
-func parseConfig(b []byte) (*Config, error) {
+func configTree(b []byte) (map[string]any, error) {
 	if len(b) > configLimit {
-		return nil, fmt.Errorf("is %d bytes long, more than the %d allowed", len(b), configLimit)
+		return nil, fmt.Errorf("%s: is %d bytes long, more than the %d allowed", configName, len(b), configLimit)
 	}
 	tree, err := parseTree(b, configDepth)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", configName, err)
 	}
+	return tree, nil
+}
 
+func parseConfig(tree map[string]any) (*Config, error) {
 	var sticky error
 	top := fields{m: tree, err: &sticky}
 	top.want("model_type", "kimi_k3")

@@ -40,21 +40,10 @@ type DraftConfig struct {
 // ParseDraftConfig reads the config.json of a DSpark draft with the strictness of
 // [ParseConfig].
 func ParseDraftConfig(b []byte) (*DraftConfig, error) {
-	c, err := parseDraftConfig(b)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", configName, err)
-	}
-	return c, nil
+	return configOf(b, parseDraftConfig)
 }
 
-func parseDraftConfig(b []byte) (*DraftConfig, error) {
-	if len(b) > configLimit {
-		return nil, fmt.Errorf("is %d bytes long, more than the %d allowed", len(b), configLimit)
-	}
-	tree, err := parseTree(b, configDepth)
-	if err != nil {
-		return nil, err
-	}
+func parseDraftConfig(tree map[string]any) (*DraftConfig, error) {
 	var sticky error
 	f := fields{m: tree, err: &sticky}
 	f.want("model_type", "k3_dspark")

@@ -35,21 +35,10 @@ const textGranule = 32
 // ParseTextConfig reads the config.json of a Qwen3 text model with the strictness of
 // [ParseConfig]. Both forms are read: rope_theta by itself, or in rope_parameters.
 func ParseTextConfig(b []byte) (*TextConfig, error) {
-	c, err := parseTextConfig(b)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", configName, err)
-	}
-	return c, nil
+	return configOf(b, parseTextConfig)
 }
 
-func parseTextConfig(b []byte) (*TextConfig, error) {
-	if len(b) > configLimit {
-		return nil, fmt.Errorf("is %d bytes long, more than the %d allowed", len(b), configLimit)
-	}
-	tree, err := parseTree(b, configDepth)
-	if err != nil {
-		return nil, err
-	}
+func parseTextConfig(tree map[string]any) (*TextConfig, error) {
 	var sticky error
 	f := fields{m: tree, err: &sticky}
 	f.want("model_type", "qwen3")
