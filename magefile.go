@@ -188,10 +188,10 @@ func (Bench) Decode() error {
 // a checkpoint of true dimensions and a paced drive. It writes bench-draft-nano.json and
 // bench-draft-slice.json. DELTAFIN_SLICE is as for bench:decode.
 func (Bench) Draft() error {
-	if err := sh(nil, "go", "run", "./engine/draft/draftbench", "nano", "-draft", "ngram,golden/nano/model-dspark,golden/nano/model-text", "-json", "bench-draft-nano.json"); err != nil {
+	if err := sh(nil, "go", "run", "./engine/draft/draftbench", "-draft", "ngram,golden/nano/model-dspark,golden/nano/model-text", "-json", "bench-draft-nano.json"); err != nil {
 		return err
 	}
-	return sh(nil, "go", "run", "./engine/draft/draftbench", "slice", "-dir", os.Getenv("DELTAFIN_SLICE"), "-json", "bench-draft-slice.json")
+	return sh(nil, "go", "run", "./engine/slicebench", "draft", "-tokens", "32", "-dir", os.Getenv("DELTAFIN_SLICE"), "-json", "bench-draft-slice.json")
 }
 
 // Switches measures what each optimisation is worth on K3-nano and writes

@@ -115,7 +115,7 @@ func rate(n int, seconds float64) float64 {
 // without them the result is the same, callbacks included.
 func (s *Session) Generate(ctx context.Context, r Request) (Result, error) {
 	m, chooser := &s.engine.model, s.engine.chooser
-	counters, times, guessed, began := m.Counters(), m.Times(), chooser.Stats(), time.Now()
+	counters, times, drafted, began := m.Counters(), m.Times(), chooser.Stats(), time.Now()
 	hash := sha256.New()
 	res := Result{Finish: FinishLength}
 	finish := func(err error) (Result, error) {
@@ -127,7 +127,7 @@ func (s *Session) Generate(ctx context.Context, r Request) (Result, error) {
 		st.PromptTokens, st.NewTokens, st.PeakRSS = len(r.Prompt), len(res.IDs), machine.PeakRSS()
 		st.setExperts(m.Counters().Sub(counters))
 		if len(s.drafts) > 0 {
-			d := chooser.Stats().Sub(guessed)
+			d := chooser.Stats().Sub(drafted)
 			st.Draft = &d
 		}
 		return res, err

@@ -23,39 +23,37 @@ type kdaState struct {
 	held *heldKDA
 }
 
-// heldKDA is what an uncommitted pass leaves behind: enough to replay any prefix
-// of it.
-type heldKDA struct {
+// kdaInputs is what goes into the recurrence of a pass.
+type kdaInputs struct {
 	u       [3]kernel.Mat // convolution inputs [rows][P]
 	k, v, a kernel.Mat    // normalised keys, values, decays [rows][P]
 	beta    kernel.Mat    // [rows][heads]
-	buf     []float32     // of all of them
+}
+
+func (a *arena) kdaInputs(rows, heads, dim int) (in kdaInputs) {
+	for _, x := range []*kernel.Mat{&in.u[0], &in.u[1], &in.u[2], &in.k, &in.v, &in.a} {
+		*x = a.mat(rows, heads*dim)
+	}
+	in.beta = a.mat(rows, heads)
+	return in
+}
+
+// heldKDA is what an uncommitted pass leaves behind: enough to replay any prefix
+// of it.
+type heldKDA struct {
+	kdaInputs
+	arena arena // of its own: they outlive the pass
 }
 
 // hold makes room for a pass that is not committed at once. It takes the place of one that
 // was: passes are checked over and over.
 func (m *Model) hold(rows int) *heldKDA {
-	h := &heldKDA{}
+	h, heads, dim := &heldKDA{}, m.Config.KDAHeads, m.Config.KDADim
 	if n := len(m.spare); n > 0 {
 		h, m.spare = m.spare[n-1], m.spare[:n-1]
 	}
-	p, heads := kernel.Pad(m.Config.KDAHeads*m.Config.KDADim), kernel.Pad(m.Config.KDAHeads)
-	if n := rows * (6*p + heads); len(h.buf) < n {
-		h.buf = kernel.Floats(n)
-	}
-	rest := h.buf
-	mat := func(cols int) kernel.Mat {
-		x := kernel.Mat{Rows: rows, Cols: cols, Stride: kernel.Pad(cols)}
-		x.Data, rest = rest[:rows*x.Stride], rest[rows*x.Stride:]
-		if cols != x.Stride {
-			clear(x.Data)
-		}
-		return x
-	}
-	for _, x := range []*kernel.Mat{&h.u[0], &h.u[1], &h.u[2], &h.k, &h.v, &h.a} {
-		*x = mat(m.Config.KDAHeads * m.Config.KDADim)
-	}
-	h.beta = mat(m.Config.KDAHeads)
+	h.arena.reset(rows * (6*kernel.Pad(heads*dim) + kernel.Pad(heads)))
+	h.kdaInputs = h.arena.kdaInputs(rows, heads, dim)
 	return h
 }
 
@@ -64,17 +62,14 @@ func (m *Model) kda(out, x kernel.Mat, w *KDA, st *kdaState, hold bool) {
 	c := m.Config
 	rows, p, dim := x.Rows, c.KDAHeads*c.KDADim, c.KDADim
 	mat := m.arena.mat
-	var held heldKDA
+	var in kdaInputs
 	if hold {
 		st.held = m.hold(rows)
-		held = *st.held
+		in = st.held.kdaInputs
 	} else {
-		for _, x := range []*kernel.Mat{&held.u[0], &held.u[1], &held.u[2], &held.k, &held.v, &held.a} {
-			*x = mat(rows, p)
-		}
-		held.beta = mat(rows, c.KDAHeads)
+		in = m.arena.kdaInputs(rows, c.KDAHeads, dim)
 	}
-	u, y, decay, beta := held.u, [3]kernel.Mat{mat(rows, p), held.k, held.v}, held.a, held.beta
+	u, y, decay, beta := in.u, [3]kernel.Mat{mat(rows, p), in.k, in.v}, in.a, in.beta
 	g, fa, o := mat(rows, p), mat(rows, dim), mat(rows, p)
 	m.Pool.MatMul(
 		kernel.Job{Y: u[0], X: x, W: w.Q}, kernel.Job{Y: u[1], X: x, W: w.K}, kernel.Job{Y: u[2], X: x, W: w.V},

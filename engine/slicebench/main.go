@@ -1,8 +1,9 @@
-// Command slicebench measures prefill and decode on a checkpoint with K3's true
+// Command slicebench measures prefill, decode and guessing on a checkpoint with K3's true
 // dimensions, against what the machine's own drive and memory allow in the same run.
 //
 //	go run ./engine/slicebench decode    # seconds per token against bytes / raw rates
 //	go run ./engine/slicebench prefill   # time to first token, bytes, passes, per prompt length
+//	go run ./engine/slicebench draft     # a set rate of right guesses on a paced drive
 //
 // Without -dir it writes a synthetic checkpoint (36 GB) to the user's cache directory
 // and removes it afterwards.
@@ -39,7 +40,9 @@ var (
 	lengths = flag.String("lengths", "1,17,128,512,2048", "prompt lengths of prefill")
 	rows    = flag.Int("rows", 0, "most rows of a pass; 0: as many as the memory allows")
 	against = flag.Int("against", 64, "prefill: also run the same engine with passes of this many rows; 0: do not")
-	tokens  = flag.Int("tokens", 16, "decode: tokens after a prompt of 17")
+	tokens  = flag.Int("tokens", 16, "decode, draft: tokens after a prompt of 17")
+	pace    = flag.Float64("pace", 1, "draft: rate of the drive in `GB/s`")
+	limits  = flag.String("limits", "3,6.44", "draft: memory ceilings in `GB`, instead of -memory")
 	runs    = flag.Int("runs", 1, "runs of each measurement")
 	options = flag.String("opt", "", "turn an optimisation: `NAME=on|off`")
 	seed    = flag.Uint64("seed", 0, "of the random prompts; 0: another one each time, so that no cache of the disk's host knows them")
@@ -47,8 +50,8 @@ var (
 )
 
 func main() {
-	if len(os.Args) < 2 || os.Args[1] != "decode" && os.Args[1] != "prefill" {
-		fmt.Fprintln(os.Stderr, "usage: slicebench decode|prefill [flags]")
+	if len(os.Args) < 2 || !slices.Contains([]string{"decode", "prefill", "draft"}, os.Args[1]) {
+		fmt.Fprintln(os.Stderr, "usage: slicebench decode|prefill|draft [flags]")
 		os.Exit(2)
 	}
 	what := os.Args[1] // the flags follow it
@@ -102,9 +105,12 @@ func run(ctx context.Context, what string) error {
 		return err
 	}
 	var record any
-	if what == "decode" {
+	switch what {
+	case "decode":
 		record, err = b.decode(ctx)
-	} else {
+	case "draft":
+		record, err = b.draft(ctx)
+	default:
 		record, err = b.prefill(ctx)
 	}
 	if err != nil || *file == "" {
