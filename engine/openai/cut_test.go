@@ -237,7 +237,7 @@ func TestASessionLeftBetweenPassesNeedsSomethingToFeed(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.cut = &cutOff{[]int{1, 2, 3}, session}
-		if _, known, _ := s.known([]int{1, 2, 3, 4}[:tt.ids]); known != tt.known || s.cut != nil {
+		if _, known, _ := s.sessionFor([]int{1, 2, 3, 4}[:tt.ids]); known != tt.known || s.cut != nil {
 			t.Errorf("of %d tokens %d are known, want %d", tt.ids, known, tt.known)
 		}
 	}

@@ -163,10 +163,10 @@ type cutOff struct {
 	session Session
 }
 
-// known gives a session that has been fed the longest known beginning of ids, how many
+// sessionFor gives a session that has been fed the longest known beginning of ids, how many
 // tokens that is, and the logits of the last if it is all of them. A session that was
 // cut off is forgotten unless it is this one: the engine goes on only inside its last pass.
-func (s *Server) known(ids []int) (Session, int, []float32) {
+func (s *Server) sessionFor(ids []int) (Session, int, []float32) {
 	cut, beyond := s.cut, 0
 	s.cut = nil
 	// There has to be something to feed: the logits of its last token are not known.
@@ -196,7 +196,7 @@ func (s *Server) generate(ctx context.Context, g *generation) (end finish, err e
 			return finishLength, nil
 		}
 	}
-	session, known, logits := s.known(ids)
+	session, known, logits := s.sessionFor(ids)
 	g.begin(min(known, len(r.prompt)))
 	cut, layers := session.Suspended()
 	s.activity.prompt(len(ids), known, layers)
